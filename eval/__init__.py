@@ -1,0 +1,1 @@
+"""Samples, metrics, records, tables and figures: everything about evaluation that needs no model."""

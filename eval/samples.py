@@ -1,0 +1,91 @@
+"""What a task is to the rest of the project: samples, their token ids, and the scores of an answer.
+
+A task knows texts and metrics, and nothing of models: it is handed a tokenizer and gives back ids. The runner
+(`graphkv.grid`) sees tasks only through the three types below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One prompt with its references.
+
+    Attributes
+    ----------
+    id
+        Unique within the task, stable between runs: half of the key of every record.
+    task
+        Name of the task that the sample belongs to (`needle`, `hotpotqa`, …): the row or column of a table.
+    prompt
+        The text as the task builds it, before any cut or chat template.
+    references
+        Accepted answers; a metric takes the maximum over them. Never empty.
+    max_new_tokens
+        Longest answer, in tokens of the model at hand.
+    meta
+        JSON facts stored with each record (`length`, `depth`, `all_classes`, …).
+    """
+
+    id: str
+    task: str
+    prompt: str
+    references: tuple[str, ...]
+    max_new_tokens: int
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """The token ids of a sample under a protocol, and what the protocol says of its decoding.
+
+    Attributes
+    ----------
+    ids
+        Prompt token ids, special tokens included, as the model reads them.
+    n_raw
+        Length of the prompt in tokens before the protocol cut it.
+    truncated
+        Whether it was cut.
+    stop_ids
+        Stop tokens that this sample has beside the model's own (samsum's newline).
+    min_new_tokens
+        Stop tokens are forbidden before so many tokens were generated.
+    """
+
+    ids: tuple[int, ...]
+    n_raw: int
+    truncated: bool = False
+    stop_ids: tuple[int, ...] = ()
+    min_new_tokens: int = 0
+
+
+class Task(Protocol):
+    """A list of samples with a way to encode them and to score an answer.
+
+    Attributes
+    ----------
+    name
+        Name of the task group in `conf/task/`.
+    data_hash
+        sha256 (hex) over everything that the samples were made from.
+    main_score
+        The key of `score` that tables and figures show.
+    samples
+        All samples, in the order in which `limit=N` takes them.
+    """
+
+    name: str
+    data_hash: str
+    main_score: str
+    samples: Sequence[Sample]
+
+    def encode(self, sample: Sample) -> Encoded:
+        """Token ids of `sample`; called once a sample, never for finished ones."""
+
+    def score(self, sample: Sample, text: str) -> dict[str, float]:
+        """Every score of the answer `text`, by name; never raises on any string."""

@@ -1,0 +1,281 @@
+"""Typed configuration: every field with its check, and one sentence for every mistake."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+import scorers
+from eval.errors import UserError
+from graphkv.graph import Graph
+from graphkv.models import ModelConfig
+
+CONF = Path(__file__).resolve().parents[1] / "conf"
+GRANULARITIES = ("kv_head",)
+
+
+@dataclass(frozen=True)
+class CellSettings:
+    """One cell: what is kept of a prompt.
+
+    Parameters
+    ----------
+    scorer
+        How important a token is.
+    budget
+        Tokens kept a layer, window included (int), or a share of the prompt (float in (0, 1]).
+    graph
+        The re-ranking; None leaves the scores alone.
+    granularity
+        `kv_head`: one set of tokens per KV head.
+    """
+
+    scorer: scorers.Scorer
+    budget: int | float = 512
+    graph: Graph | None = None
+    granularity: str = "kv_head"
+
+    def __post_init__(self) -> None:
+        if self.granularity not in GRANULARITIES:
+            raise ValueError(f"granularity must be {' or '.join(GRANULARITIES)}, not {self.granularity!r}")
+        if self.scorer.keeps_all:
+            # The full cache has neither budget nor graph; clearing them makes all such cells one cell.
+            object.__setattr__(self, "budget", 1.0)
+            object.__setattr__(self, "graph", None)
+        elif isinstance(self.budget, int):
+            if self.budget < 1:
+                raise ValueError(f"budget must be 1 or more tokens, not {self.budget}")
+            if self.budget < self.scorer.window:
+                raise ValueError(
+                    f"budget={self.budget} is below the window of {self.scorer.window} tokens that {self.name} "
+                    "always keeps: raise budget or lower scorer.window"
+                )
+        elif not 0 < self.budget <= 1:
+            raise ValueError(f"budget must be whole tokens or a ratio in (0, 1], not {self.budget}")
+
+    @property
+    def name(self) -> str:
+        """The scorer's name: its file's."""
+        return type(self.scorer).__module__.rsplit(".", 1)[-1]
+
+    @property
+    def label(self) -> str:
+        """Short unique name: scorer, options that differ from their defaults, budget, graph."""
+        if self.scorer.keeps_all:
+            return self.name
+        amount = str(self.budget) if isinstance(self.budget, int) else f"{self.budget:g}n"
+        graph = "" if self.graph is None else f"+graphkv{_changed(self.graph)}"
+        return f"{self.name}{_changed(self.scorer)}-{amount}{graph}"
+
+    def describe(self) -> dict[str, Any]:
+        """Everything that decides what is kept, as JSON values."""
+        return {
+            "scorer": {"name": self.name, **dataclasses.asdict(self.scorer)},
+            "budget": self.budget,
+            "graphkv": None if self.graph is None else dataclasses.asdict(self.graph),
+            "granularity": self.granularity,
+        }
+
+
+def _changed(options: Any) -> str:
+    """`(window=8,kernel=5)` for a dataclass whose fields differ from their defaults, else nothing."""
+    changed = [
+        f"{field.name}={getattr(options, field.name)}"
+        for field in dataclasses.fields(options)
+        if getattr(options, field.name) != field.default
+    ]
+    return f"({','.join(changed)})" if changed else ""
+
+
+@dataclass(frozen=True)
+class DecodeConfig:
+    """How answers are written: the fields of `conf/decode/*.yaml`.
+
+    Parameters
+    ----------
+    mode
+        `batch`: all cells of a sample are rows of one batch; `solo`: one after the other, the reference.
+    max_cells
+        Most rows in a batch.
+    """
+
+    mode: str = "batch"
+    max_cells: int = 32
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("batch", "solo"):
+            raise ValueError(f"mode must be batch or solo, not {self.mode!r}")
+        if self.max_cells < 1:
+            raise ValueError(f"max_cells must be 1 or more, not {self.max_cells}")
+
+
+@dataclass(frozen=True)
+class PrefillConfig:
+    """How prompts are read.
+
+    Parameters
+    ----------
+    chunk
+        Tokens read at a time: the same result in less memory; None reads the prompt at once.
+    """
+
+    chunk: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.chunk is not None and self.chunk < 1:
+            raise ValueError(f"chunk must be 1 or more tokens, not {self.chunk}")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """A whole run of one cell: the resolved `conf/config.yaml`."""
+
+    model: ModelConfig
+    cell: CellSettings
+    task: Mapping[str, Any]
+    protocol: Mapping[str, Any]
+    decode: DecodeConfig
+    prefill: PrefillConfig
+    name: str
+    results_dir: str
+    limit: int | None
+
+
+def build(cls: type, values: Mapping[str, Any], where: str) -> Any:
+    """A configuration dataclass from plain values.
+
+    Raises
+    ------
+    UserError
+        For an unknown key (with the nearest known one), a value of the wrong type, or one that the class refuses;
+        the message begins with `where` and the key.
+    """
+    hints = typing.get_type_hints(cls)
+    known = [field.name for field in dataclasses.fields(cls)]
+    for key, value in values.items():
+        if key not in known:
+            close = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"known keys: {', '.join(known) or 'none'}"
+            raise UserError(f"{where}.{key} is not a setting ({hint})")
+        if not _fits(value, hints[key]):
+            raise UserError(f"{where}.{key} must be {_type_name(hints[key])}, not {value!r}")
+    try:
+        return cls(**values)
+    except ValueError as error:
+        raise UserError(f"{where}: {error}") from error
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    if isinstance(value, bool):
+        return bool in options
+    return isinstance(value, options) or (float in options and isinstance(value, int))
+
+
+def _type_name(hint: Any) -> str:
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    words = {
+        int: "a whole number",
+        float: "a number",
+        str: "a text",
+        bool: "true or false",
+        type(None): "null",
+    }
+    return " or ".join(words.get(option, option.__name__) for option in options)
+
+
+def cell_settings(
+    scorer: str,
+    budget: int | float,
+    graphkv: Mapping[str, Any] | bool | None = None,
+    scorer_options: Mapping[str, Any] | None = None,
+    granularity: str = "kv_head",
+) -> CellSettings:
+    """A cell from plain values.
+
+    Parameters
+    ----------
+    scorer
+        A name from `scorers.names()`.
+    budget
+        Tokens (int) or a share of the prompt (float in (0, 1]), window included.
+    graphkv
+        Options of the re-ranking (`{}` or True: all defaults); None or False switches it off.
+    scorer_options
+        Fields of the scorer that differ from their defaults.
+    granularity
+        See `CellSettings`.
+    """
+    try:
+        scorer_class = scorers.get(scorer)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    made = build(scorer_class, scorer_options or {}, "scorer")
+    if isinstance(budget, bool) or not isinstance(budget, int | float):
+        raise UserError(f"budget must be whole tokens or a ratio in (0, 1], not {budget!r}")
+    graph = None
+    if graphkv is not None and graphkv is not False:
+        graph = build(Graph, {} if graphkv is True else graphkv, "graphkv")
+    try:
+        return CellSettings(made, budget, graph, granularity)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
+_TOP = {"model", "scorer", "graphkv", "budget", "granularity", "task", "protocol", "decode", "prefill"} | {
+    "name",
+    "results_dir",
+    "limit",
+}
+
+
+def parse(config: DictConfig) -> RunConfig:
+    """Check a composed Hydra configuration and turn it into typed objects."""
+    try:
+        values = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise UserError(f"configuration: {str(error).splitlines()[0]}") from error
+    values.pop("experiment", None)
+    for key in values:
+        if key not in _TOP:
+            raise UserError(f"{key} is not a setting; known settings: {', '.join(sorted(_TOP))}")
+    scorer = dict(values["scorer"])
+    graph = dict(values.get("graphkv") or {"enabled": False})
+    enabled = graph.pop("enabled", True)
+    if not isinstance(enabled, bool):
+        raise UserError(f"graphkv.enabled must be true or false, not {enabled!r}")
+    limit = values["limit"]
+    if limit is not None and (not isinstance(limit, int) or limit < 1):
+        raise UserError(f"limit must be a positive number of samples or null, not {limit!r}")
+    return RunConfig(
+        model=build(ModelConfig, values["model"], "model"),
+        cell=cell_settings(
+            scorer.pop("name"), values["budget"], graph if enabled else None, scorer, values["granularity"]
+        ),
+        task=values["task"],
+        protocol=values["protocol"],
+        decode=build(DecodeConfig, values["decode"], "decode"),
+        prefill=build(PrefillConfig, values["prefill"], "prefill"),
+        name=values["name"],
+        results_dir=values["results_dir"],
+        limit=limit,
+    )
+
+
+def model_preset(name: str, **overrides: Any) -> ModelConfig:
+    """The model configuration `conf/model/<name>.yaml`, with fields replaced by `overrides`."""
+    file = CONF / "model" / f"{name}.yaml"
+    if not file.is_file():
+        known = ", ".join(sorted(found.stem for found in file.parent.glob("*.yaml")))
+        raise UserError(f"unknown model {name!r}: choose one of {known}, or give a folder that holds a saved model")
+    values = OmegaConf.to_container(OmegaConf.load(file), resolve=True)
+    return build(ModelConfig, {**values, **overrides}, "model")

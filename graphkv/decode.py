@@ -1,0 +1,129 @@
+"""Greedy decoding of many cells of one prompt at once, and of one cell alone as the reference."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from graphkv.attention import forward
+from graphkv.cache import RaggedCache
+from graphkv.prefill import Prefill, synchronize
+
+
+@dataclass
+class Generation:
+    """What one cell wrote.
+
+    Attributes
+    ----------
+    ids
+        Generated token ids, the stop token included if one was reached.
+    finish
+        `stop` at a stop token, `length` at the limit.
+    seconds
+        The cell's share of the wall time: each step is split evenly over the rows that took part.
+    batch
+        How many rows the batch had when decoding began.
+    """
+
+    ids: list[int] = field(default_factory=list)
+    finish: str = "length"
+    seconds: float = 0.0
+    batch: int = 1
+
+
+@torch.inference_mode()
+def greedy(
+    model: PreTrainedModel,
+    prefill: Prefill,
+    kept: Sequence[Sequence[Tensor]],
+    *,
+    max_new_tokens: int,
+    stop_ids: Collection[int] = (),
+    min_new_tokens: int = 0,
+) -> list[Generation]:
+    """Decode the rows of a batch greedily; a row leaves the batch at its stop token.
+
+    Token 0 comes from the prefill's logits, so it is the full cache's for every cell. In half precision the
+    tokens may depend on the batch's size; in float32 they are those of `solo` decoding.
+
+    Parameters
+    ----------
+    model
+        The model that made `prefill`.
+    prefill
+        The prompt, unchanged by decoding.
+    kept
+        One entry a row; see `RaggedCache`.
+    max_new_tokens
+        Limit for every row.
+    stop_ids
+        Tokens that end a row.
+    min_new_tokens
+        Stop tokens cannot be chosen before so many tokens were written.
+
+    Returns
+    -------
+    list of Generation
+        In the order of `kept`.
+    """
+    results = [Generation(batch=len(kept)) for _ in kept]
+    if max_new_tokens < 1 or not kept:
+        return results
+    begin = time.perf_counter()
+    stop = torch.tensor(sorted(stop_ids), dtype=torch.int64, device=prefill.device)
+    cache = RaggedCache(prefill, kept, capacity=max_new_tokens - 1)
+    active = list(range(len(kept)))
+    logits = prefill.logits.expand(len(kept), -1)
+    while True:
+        if len(results[active[0]].ids) < min_new_tokens:
+            logits = logits.index_fill(-1, stop, float("-inf"))
+        tokens = logits.argmax(-1).tolist()  # the step's one host sync
+        now = time.perf_counter()
+        for row, token in zip(active, tokens, strict=True):
+            result = results[row]
+            result.ids.append(token)
+            result.seconds += (now - begin) / len(active)
+            if token in stop_ids:
+                result.finish = "stop"
+        begin = now
+        if len(results[active[0]].ids) == max_new_tokens:
+            break
+        staying = [slot for slot, row in enumerate(active) if results[row].finish != "stop"]
+        if not staying:
+            break
+        if len(staying) < len(active):
+            cache.keep_rows(staying)
+            active = [active[slot] for slot in staying]
+            tokens = [tokens[slot] for slot in staying]
+        ids = torch.tensor(tokens, device=prefill.device)[:, None]
+        logits = forward(model, ids, cache.position, cache)[:, -1].float()
+        cache.advance(1)
+    synchronize(prefill.device)
+    return results
+
+
+def solo(model: PreTrainedModel, prefill: Prefill, kept: Sequence[Sequence[Tensor]], **options) -> list[Generation]:
+    """`greedy`, one row after the other: the reference that batching is measured against."""
+    return [greedy(model, prefill, [row], **options)[0] for row in kept]
+
+
+@torch.inference_mode()
+def teacher_force(
+    model: PreTrainedModel, prefill: Prefill, kept: Sequence[Sequence[Tensor]], ids: Sequence[int]
+) -> Tensor:
+    """Logits of every row over one given continuation, in a single forward.
+
+    Returns
+    -------
+    Tensor
+        [rows, len(ids), vocabulary] in the model's dtype: entry `t` is the prediction after `ids[: t + 1]`.
+    """
+    cache = RaggedCache(prefill, kept, capacity=len(ids))
+    tokens = torch.tensor(list(ids), device=prefill.device).expand(len(kept), -1)
+    return forward(model, tokens, cache.position, cache, last=0)

@@ -8,7 +8,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test lint bench clean
+# Options of the experiments: make table1 MODEL=llama3 DATA=hub LIMIT=20
+MODEL ?= smollm2
+DATA ?= mini
+LIMIT ?= null
+
+.PHONY: help setup demo table1 test lint bench clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -23,6 +28,9 @@ setup: $(READY)  ## Make .venv with pinned versions and fetch the embedded model
 
 demo: $(READY)  ## The main job on the embedded model: table and heat map of five cells
 	$(BIN)/python run.py -m experiment=demo
+
+table1: $(READY)  ## Table 1: LongBench at 512 tokens (MODEL=smollm2 DATA=mini LIMIT=null)
+	$(BIN)/python run.py -m experiment=table1 model=$(MODEL) task.data=$(DATA) limit=$(LIMIT)
 
 test: $(READY)  ## Run the tests
 	$(BIN)/python -m pytest

@@ -338,6 +338,8 @@ class NeedleTask:
         A fast `transformers` tokenizer: ends of sentences need its offsets.
     max_positions
         Longest prompt plus answer of the model, in tokens; None does not check.
+    limit
+        Leave only the first so many samples.
 
     Raises
     ------
@@ -347,7 +349,11 @@ class NeedleTask:
     """
 
     def __init__(
-        self, config: NeedleConfig, tokenizer: PreTrainedTokenizerFast, max_positions: int | None = None
+        self,
+        config: NeedleConfig,
+        tokenizer: PreTrainedTokenizerFast,
+        max_positions: int | None = None,
+        limit: int | None = None,
     ) -> None:
         if not getattr(tokenizer, "is_fast", False):
             raise UserError("task needle: the tokenizer is a slow one, but must be fast (a tokenizer.json).")
@@ -358,6 +364,14 @@ class NeedleTask:
         self.name = config.name
         self.main_score = config.score
         self.data_hash = _sha256([text, [asdict(NEEDLES[n]) for n in names], INSTRUCTION, PLAIN_CUE, config.seed])
+        self.facts = {"data_hash": self.data_hash, "needles": names}
+        self.identity = {
+            config.name: {
+                "data": self.data_hash,
+                "max_new_tokens": config.max_new_tokens,
+                "chat": tokenizer.chat_template if config.chat else None,
+            }
+        }
         self._tokenizer = tokenizer
         self._prefix, suffix_text = _frame(tokenizer, config.chat)
         self._forms = {name: _forms(tokenizer, NEEDLES[name], suffix_text) for name in names}
@@ -370,12 +384,16 @@ class NeedleTask:
             for length in config.lengths
             for depth in config.depths
             for name in names
-        ]
+        ][:limit]
 
     def encode(self, sample: Sample) -> Encoded:
         """Token ids of `sample`: assembled anew, as those of a whole grid would fill the memory."""
         ids, _ = self._assemble(sample.meta["needle"], sample.meta["length"], sample.meta["depth"])
         return Encoded(ids=tuple(ids), n_raw=len(ids))
+
+    def text(self, ids: Sequence[int]) -> str:
+        """Text of generated ids without special tokens."""
+        return self._tokenizer.decode(ids, skip_special_tokens=True)
 
     def score(self, sample: Sample, text: str) -> dict[str, float]:
         """Every score of the answer `text`; see `overlap`, `rouge1` and `contains`."""
@@ -447,10 +465,13 @@ class NeedleTask:
 
 
 def build(
-    config: Mapping[str, Any], tokenizer: PreTrainedTokenizerFast, max_positions: int | None = None
+    config: Mapping[str, Any],
+    tokenizer: PreTrainedTokenizerFast,
+    max_positions: int | None = None,
+    limit: int | None = None,
 ) -> NeedleTask:
     """The needle task of a resolved `conf/task/needle.yaml`; see `NeedleConfig` and `NeedleTask`."""
-    return NeedleTask(NeedleConfig.from_mapping(config), tokenizer, max_positions)
+    return NeedleTask(NeedleConfig.from_mapping(config), tokenizer, max_positions, limit)
 
 
 def _refuse_needles_in(haystack: str) -> None:

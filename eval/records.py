@@ -10,7 +10,6 @@ import json
 import os
 import re
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
@@ -154,8 +153,9 @@ def read_records(path: Path, repair: bool = False) -> dict[str, dict[str, Any]]:
 
 def write_atomically(path: Path, text: str) -> None:
     """Replace a file's contents so that a reader, or a crash, sees the old or the new, never a part."""
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as stream:
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    with part.open("w", encoding="utf-8") as stream:
         stream.write(text)
         stream.flush()
         os.fsync(stream.fileno())
-    os.replace(stream.name, path)
+    part.replace(path)

@@ -52,16 +52,20 @@ class Encoded:
     truncated
         Whether it was cut.
     stop_ids
-        Stop tokens that this sample has beside the model's own (samsum's newline).
+        Every token that ends the answer; None leaves it to the model.
     min_new_tokens
         Stop tokens are forbidden before so many tokens were generated.
+    notes
+        What the protocol has to say of this prompt, stored with its records; `overflow` is the number of tokens
+        by which prompt and answer may exceed the model's positions because the protocol lets them.
     """
 
     ids: tuple[int, ...]
     n_raw: int
     truncated: bool = False
-    stop_ids: tuple[int, ...] = ()
+    stop_ids: tuple[int, ...] | None = None
     min_new_tokens: int = 0
+    notes: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Task(Protocol):
@@ -70,22 +74,29 @@ class Task(Protocol):
     Attributes
     ----------
     name
-        Name of the task group in `conf/task/`.
-    data_hash
-        sha256 (hex) over everything that the samples were made from.
+        What a folder of results is called: the task group, with data and protocol where there are several.
     main_score
         The key of `score` that tables and figures show.
     samples
-        All samples, in the order in which `limit=N` takes them.
+        The samples that were asked for.
+    identity
+        By name of a task: JSON values that its records depend on beside model, cell and sample id, such as the
+        sha256 of the data, the protocol and the versions of the metrics.
+    facts
+        JSON values for captions: data, protocol, ….
     """
 
     name: str
-    data_hash: str
     main_score: str
     samples: Sequence[Sample]
+    identity: Mapping[str, Mapping[str, Any]]
+    facts: Mapping[str, Any]
 
     def encode(self, sample: Sample) -> Encoded:
         """Token ids of `sample`; called once a sample, never for finished ones."""
+
+    def text(self, ids: Sequence[int]) -> str:
+        """Text of generated token ids, as scores are made from it."""
 
     def score(self, sample: Sample, text: str) -> dict[str, float]:
         """Every score of the answer `text`, by name; never raises on any string."""

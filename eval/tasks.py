@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from eval import needle
+from eval import longbench, needle, protocols
 from eval.errors import UserError
 from eval.samples import Task
 
@@ -16,8 +16,12 @@ def build(
     config: Mapping[str, Any],
     protocol: Mapping[str, Any],
     tokenizer: PreTrainedTokenizerBase,
+    *,
     family: str | None,
     max_positions: int,
+    stop_ids: Collection[int],
+    limit: int | None,
+    partial: bool,
 ) -> Task:
     """The task of a configuration.
 
@@ -33,6 +37,12 @@ def build(
         The model's family, which a protocol may treat specially.
     max_positions
         Longest prompt plus answer of the model, in tokens.
+    stop_ids
+        What ends an answer of the model.
+    limit
+        Leave only the first so many samples, of each task where there are several.
+    partial
+        Accept data that lacks rows.
 
     Raises
     ------
@@ -41,5 +51,16 @@ def build(
     """
     name = config.get("name")
     if name == "needle":
-        return needle.build({k: v for k, v in config.items()}, tokenizer, max_positions)
-    raise UserError(f"unknown task {name!r}: choose needle")
+        return needle.build(config, tokenizer, max_positions, limit)
+    if name == "longbench":
+        return longbench.build(
+            config,
+            tokenizer,
+            protocols.parse(protocol),
+            family,
+            max_positions,
+            model_stop_ids=stop_ids,
+            limit=limit,
+            partial=partial,
+        )
+    raise UserError(f"unknown task {name!r}: choose needle or longbench")

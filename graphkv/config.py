@@ -148,6 +148,7 @@ class RunConfig:
     name: str
     results_dir: str
     limit: int | None
+    partial: bool
 
 
 def build(cls: type, values: Mapping[str, Any], where: str) -> Any:
@@ -235,6 +236,7 @@ _TOP = {"model", "scorer", "graphkv", "budget", "granularity", "task", "protocol
     "name",
     "results_dir",
     "limit",
+    "partial",
 }
 
 
@@ -256,6 +258,8 @@ def parse(config: DictConfig) -> RunConfig:
     limit = values["limit"]
     if limit is not None and (not isinstance(limit, int) or limit < 1):
         raise UserError(f"limit must be a positive number of samples or null, not {limit!r}")
+    if not isinstance(values["partial"], bool):
+        raise UserError(f"partial must be true or false, not {values['partial']!r}")
     return RunConfig(
         model=build(ModelConfig, values["model"], "model"),
         cell=cell_settings(
@@ -268,6 +272,7 @@ def parse(config: DictConfig) -> RunConfig:
         name=values["name"],
         results_dir=values["results_dir"],
         limit=limit,
+        partial=values["partial"],
     )
 
 

@@ -16,7 +16,7 @@ from graphkv import budgets, decode
 from graphkv.config import CellSettings, cell_settings, model_preset
 from graphkv.decode import Generation
 from graphkv.graph import rerank
-from graphkv.models import LoadedModel, load
+from graphkv.models import LoadedModel, inspect, load
 from graphkv.prefill import Prefill, prefill, synchronize
 from graphkv.selection import keep
 from scorers import Scorer
@@ -65,7 +65,7 @@ class Engine:
     """
 
     def __init__(self, loaded: LoadedModel) -> None:
-        self.loaded = loaded
+        self.model, self.info = loaded.model, loaded.info
 
     @classmethod
     def from_pretrained(cls, name: str, **options: Any) -> Engine:
@@ -74,13 +74,13 @@ class Engine:
         `options` are fields of `ModelConfig`, such as `dtype="bfloat16"` or `device="cuda"`.
         """
         if Path(name).expanduser().is_dir():
-            return cls(load(model_preset("local", path=name, **options)))
-        return cls(load(model_preset(name, **options)))
+            return cls(load(inspect(model_preset("local", path=name, **options))))
+        return cls(load(inspect(model_preset(name, **options))))
 
     @property
     def tokenizer(self):
         """The model's transformers tokenizer."""
-        return self.loaded.tokenizer
+        return self.info.tokenizer
 
     def prefill(self, prompt: str | Sequence[int], *, window: int = 64, chunk: int | None = None) -> Prefill:
         """Read a prompt through full attention.
@@ -102,13 +102,13 @@ class Engine:
         ids = self.tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else list(prompt)
         if not ids:
             raise UserError("the prompt has no tokens: give a text or at least one token id")
-        if len(ids) >= self.loaded.max_positions:
+        if len(ids) >= self.info.max_positions:
             raise UserError(
-                f"the prompt has {len(ids)} tokens, but {self.loaded.config.label} has {self.loaded.max_positions} "
+                f"the prompt has {len(ids)} tokens, but {self.info.label} has {self.info.max_positions} "
                 "positions for prompt and answer: shorten it"
             )
-        backend = self.loaded.config.attention
-        return prefill(self.loaded.model, ids, window=window, backend=backend, chunk=chunk)
+        backend = self.info.config.attention
+        return prefill(self.model, ids, window=window, backend=backend, chunk=chunk)
 
     def compress(
         self,
@@ -156,6 +156,7 @@ class Engine:
         stop_ids: Collection[int] | None = None,
         min_new_tokens: int = 0,
         mode: str = "batch",
+        beyond_positions: bool = False,
     ) -> list[Generation]:
         """Token ids that `cells` write, greedily.
 
@@ -173,19 +174,21 @@ class Engine:
             Stop tokens are forbidden before so many tokens.
         mode
             `batch`, or `solo` for the reference that decodes one cell after the other.
+        beyond_positions
+            Let prompt and answer exceed the model's positions; rotary embeddings extrapolate silently.
         """
-        if prefill.n + max_new_tokens > self.loaded.max_positions:
+        if not beyond_positions and prefill.n + max_new_tokens > self.info.max_positions:
             raise UserError(
                 f"a prompt of {prefill.n} tokens and an answer of {max_new_tokens} exceed the "
-                f"{self.loaded.max_positions} positions of {self.loaded.config.label}"
+                f"{self.info.max_positions} positions of {self.info.label}"
             )
         run = {"batch": decode.greedy, "solo": decode.solo}[mode]
         return run(
-            self.loaded.model,
+            self.model,
             prefill,
             [cell.kept for cell in cells],
             max_new_tokens=max_new_tokens,
-            stop_ids=self.loaded.stop_ids if stop_ids is None else frozenset(stop_ids),
+            stop_ids=self.info.stop_ids if stop_ids is None else frozenset(stop_ids),
             min_new_tokens=min_new_tokens,
         )
 
@@ -198,10 +201,10 @@ def _scores(prefill: Prefill, scorer: Scorer) -> list[Tensor]:
     """Scores of all layers, computed once a prompt and scorer."""
     if scorer not in prefill.scores:
         recorded = prefill.layers[0].queries.shape[1]
-        if min(scorer.needs_queries, prefill.n) > recorded:
+        if min(scorer.needs.queries, prefill.n) > recorded:
             raise UserError(
-                f"{scorer} needs the last {scorer.needs_queries} queries, but the prefill recorded {recorded}: "
-                f"prefill with window={scorer.needs_queries}"
+                f"{scorer} needs the last {scorer.needs.queries} queries, but the prefill recorded {recorded}: "
+                f"prefill with window={scorer.needs.queries}"
             )
         scores = [scorer.score(view) for view in prefill.layers]
         if not torch.stack([s.isfinite().all().to(prefill.device) for s in scores]).all():

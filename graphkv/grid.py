@@ -8,26 +8,23 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from functools import lru_cache
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import pandas as pd
 from omegaconf import DictConfig
 
-from eval import tasks
+from eval import table1, table1_render, tasks
 from eval.errors import UserError
 from eval.figures import needle_heatmap
 from eval.records import CellStore, key_of
 from eval.samples import Encoded, Sample, Task
 from eval.tables import as_text, cell_table
-from graphkv.config import RunConfig, parse
+from graphkv.config import CellSettings, RunConfig, parse
 from graphkv.engine import Engine
-from graphkv.models import ModelConfig, load
+from graphkv.models import ModelConfig, ModelInfo, inspect, load
 from graphkv.provenance import describe_code
-
-# Settings of a task that choose samples or what is drawn; records do not depend on them.
-_EXTENT = {"lengths", "depths", "needles", "score", "tasks", "partial", "data", "haystack"}
 
 
 def main(configs: Sequence[DictConfig]) -> None:
@@ -54,15 +51,24 @@ def run(configs: Sequence[RunConfig]) -> int:
     groups: dict[str, list[RunConfig]] = {}
     for config in configs:
         shared = [asdict(config.model), config.task, config.protocol, asdict(config.decode)]
-        shared += [asdict(config.prefill), config.name, config.results_dir, config.limit]
+        shared += [asdict(config.prefill), config.name, config.results_dir, config.limit, config.partial]
         groups.setdefault(key_of({"shared": shared}), []).append(config)
-    # Every group is checked before the first one writes anything.
-    return sum(run_group(group) for group in [Group.prepare(group) for group in groups.values()])
+    prepared = [Group.prepare(group) for group in groups.values()]  # all checked before the first one writes anything
+    for group in prepared:
+        run_group(group)
+    report(prepared)
+    return sum(group.unfinished() for group in prepared)
 
 
-@lru_cache(maxsize=1)
-def _engine(config: ModelConfig) -> Engine:
-    return Engine(load(config))
+_engines: dict[ModelConfig, Engine] = {}
+
+
+def engine_for(info: ModelInfo) -> Engine:
+    """The engine of a model: the one in memory, or a new one after the old one is dropped."""
+    if info.config not in _engines:
+        _engines.clear()
+        _engines[info.config] = Engine(load(info))
+    return _engines[info.config]
 
 
 @dataclass(frozen=True)
@@ -73,88 +79,112 @@ class Group:
     ----------
     config
         The settings that the cells share (its `cell` is the first one's).
-    engine, task, samples
-        Model, task, and the samples that are asked for.
-    stores
-        One store a distinct cell, in the order of the command.
+    info
+        The model; its weights are loaded when there is something to do.
+    task
+        The task with the samples that are asked for.
     cells
-        The cells' settings, in the same order.
+        The distinct cells, in the order of the command.
+    stores
+        For each cell, the stores of its records by name of the task.
     """
 
     config: RunConfig
-    engine: Engine
+    info: ModelInfo
     task: Task
-    samples: Sequence[Sample]
-    stores: list[CellStore]
-    cells: list[Any]
+    cells: list[CellSettings]
+    stores: list[dict[str, CellStore]]
 
     @classmethod
     def prepare(cls, configs: Sequence[RunConfig]) -> Group:
         """Load, check and list everything; nothing is written yet."""
         first = configs[0]
-        engine = _engine(first.model)
-        loaded = engine.loaded
-        family = first.model.known_family
-        task = tasks.build(first.task, first.protocol, engine.tokenizer, family, loaded.max_positions)
-        samples = list(task.samples[: first.limit])
-        model = first.model.label
-        root = Path(first.results_dir) / model / task.name
+        model, info = first.model, inspect(first.model)
+        task = tasks.build(
+            first.task,
+            first.protocol,
+            info.tokenizer,
+            family=model.known_family,
+            max_positions=info.max_positions,
+            stop_ids=info.stop_ids,
+            limit=first.limit,
+            partial=first.partial,
+        )
         shared = {
             "model": {
-                "name": model,
-                "weights": loaded.weights_hash,
-                "dtype": first.model.dtype,
-                "attention": first.model.attention,
-                "device": loaded.device.type,
+                "name": model.label,
+                "weights": info.weights_hash,
+                "dtype": model.dtype,
+                "attention": model.attention,
+                "device": info.device,
             },
-            "task": {k: v for k, v in first.task.items() if k not in _EXTENT} | {"data_hash": task.data_hash},
-            "protocol": first.protocol if task.name == "longbench" else None,
             "decode": first.decode.mode,
             "prefill": asdict(first.prefill),
         }
-        distinct = dict.fromkeys(config.cell for config in configs)
-        stores = [CellStore(root, cell.label, {**shared, "cell": cell.describe()}) for cell in distinct]
-        return cls(first, engine, task, samples, stores, list(distinct))
+        root = Path(first.results_dir) / model.label / task.name
+        cells = list(dict.fromkeys(config.cell for config in configs))
+        stores = [
+            {
+                name: CellStore(
+                    root if name == task.name else root / name,
+                    cell.label,
+                    {**shared, "task": {"name": name, **identity}, "cell": cell.describe()},
+                )
+                for name, identity in task.identity.items()
+            }
+            for cell in cells
+        ]
+        return cls(first, info, task, cells, stores)
+
+    def store(self, cell: int, sample: Sample) -> CellStore:
+        """Where the record of a sample and the cell of that number goes."""
+        return self.stores[cell][sample.task]
+
+    def records(self, cell: int) -> dict[str, dict[str, Any]]:
+        """Records of a cell by sample id: of the samples that are asked for, and of others done earlier."""
+        return {key: record for store in self.stores[cell].values() for key, record in store.records.items()}
+
+    def unfinished(self) -> int:
+        """How many results that were asked for are failed or missing."""
+        return sum(
+            not self.store(cell, sample).done(sample.id)
+            for cell in range(len(self.cells))
+            for sample in self.task.samples
+        )
 
 
-def run_group(group: Group) -> int:
-    """Do what is missing of a group, print its table, draw its figure; returns the number of failed results."""
+def run_group(group: Group) -> None:
+    """Do what is missing of a group and store it piece by piece."""
+    stores = [store for by_task in group.stores for store in by_task.values()]
     with ExitStack() as stack:
         # One order for all processes, so that two commands that share cells cannot wait for each other.
-        for store in sorted(group.stores, key=lambda store: store.folder):
+        for store in sorted(stores, key=lambda store: store.folder):
             stack.enter_context(store)
         work = [
-            (sample, [i for i, store in enumerate(group.stores) if not store.done(sample.id)])
-            for sample in group.samples
+            (sample, [cell for cell in range(len(group.cells)) if not group.store(cell, sample).done(sample.id)])
+            for sample in group.task.samples
         ]
         work = [(sample, cells) for sample, cells in work if cells]
-        count = f"{len(group.samples)} samples × {len(group.stores)} cells"
-        print(
-            f"{group.config.model.label} {group.task.name}: {count}, {len(work)} samples to do",
-            file=sys.stderr,
-        )
+        count = f"{len(group.task.samples)} samples × {len(group.cells)} cells"
+        print(f"{group.config.model.label} {group.task.name}: {count}, {len(work)} samples to do", file=sys.stderr)
         made_by = {**describe_code(), "max_cells": group.config.decode.max_cells}
-        for i in {i for _, cells in work for i in cells}:
-            group.stores[i].note_run(made_by)
+        for store in {id(s): s for s in (group.store(c, sample) for sample, cells in work for c in cells)}.values():
+            store.note_run(made_by)
         progress = Progress(len(work))
         for sample, cells in work:
-            for i, record in _run_sample(group, sample, cells):
-                group.stores[i].append(record)
+            for cell, record in _run_sample(group, sample, cells):
+                group.store(cell, sample).append(record)
                 if record["status"] == "failed":
-                    label = group.cells[i].label
-                    print(f"failed: {sample.id}, {label}: {record['error']}", file=sys.stderr)
+                    print(f"failed: {sample.id}, {group.cells[cell].label}: {record['error']}", file=sys.stderr)
             progress.step(sample.id)
-        report(group)
-        wanted = [store.records.get(sample.id, {}) for store in group.stores for sample in group.samples]
-    return sum(record.get("status") != "ok" for record in wanted)
 
 
 def _run_sample(group: Group, sample: Sample, wanted: list[int]) -> Iterator[tuple[int, dict[str, Any]]]:
     """Records of one sample, as (number of the cell, record); a failure is a record too."""
-    config, engine = group.config, group.engine
+    config, engine = group.config, engine_for(group.info)
     try:
         encoded = group.task.encode(sample)
-        window = max(group.cells[i].scorer.needs_queries for i in wanted)
+        window = max(group.cells[i].scorer.needs.queries for i in wanted)
         prefill = engine.prefill(encoded.ids, window=window, chunk=config.prefill.chunk)
     except Exception as error:
         yield from ((i, _failed(sample, error)) for i in wanted)
@@ -168,15 +198,16 @@ def _run_sample(group: Group, sample: Sample, wanted: list[int]) -> Iterator[tup
                 prefill,
                 cells,
                 max_new_tokens=sample.max_new_tokens,
-                stop_ids=engine.loaded.stop_ids | set(encoded.stop_ids),
+                stop_ids=encoded.stop_ids,
                 min_new_tokens=encoded.min_new_tokens,
                 mode=config.decode.mode,
+                beyond_positions=encoded.notes.get("overflow", 0) > 0,
             )
         except Exception as error:
             yield from ((i, _failed(sample, error)) for i in batch)
             continue
         for i, cell, answer in zip(batch, cells, answers, strict=True):
-            text = engine.text(answer.ids)
+            text = group.task.text(answer.ids)
             yield (
                 i,
                 {
@@ -184,6 +215,7 @@ def _run_sample(group: Group, sample: Sample, wanted: list[int]) -> Iterator[tup
                     "task": sample.task,
                     "status": "ok",
                     "text": text,
+                    "empty": not text.strip(),
                     "scores": group.task.score(sample, text),
                     "ids": answer.ids,
                     "finish": answer.finish,
@@ -192,6 +224,7 @@ def _run_sample(group: Group, sample: Sample, wanted: list[int]) -> Iterator[tup
                     "bytes": cell.bytes,
                     "seconds": {"prefill": share, "select": cell.seconds, "decode": answer.seconds},
                     "decode_batch": answer.batch,
+                    "references": list(sample.references),
                     "meta": dict(sample.meta),
                 },
             )
@@ -203,6 +236,7 @@ def _describe(encoded: Encoded) -> dict[str, Any]:
         "n_prompt_raw": encoded.n_raw,
         "n_prompt": len(encoded.ids),
         "truncated": encoded.truncated,
+        "notes": dict(encoded.notes),
         "prompt_sha256": hashlib.sha256(ids).hexdigest(),
     }
 
@@ -212,25 +246,61 @@ def _failed(sample: Sample, error: Exception) -> dict[str, Any]:
     return {"sample": sample.id, "task": sample.task, "status": "failed", "error": message}
 
 
-def report(group: Group) -> None:
-    """Print the group's table and, for a needle run, draw its heat map."""
-    cells = {cell.label: store.records for cell, store in zip(group.cells, group.stores, strict=True)}
-    ids = [sample.id for sample in group.samples]
-    score = group.task.main_score
-    print(as_text(cell_table(cells, ids, score)))
-    finished = any(records.get(sample, {}).get("status") == "ok" for records in cells.values() for sample in ids)
-    if group.task.name == "needle" and finished:
-        keys = key_of({"cells": [store.key for store in group.stores], "samples": ids, "score": score})
-        name = f"{group.config.name}-{group.config.model.label}-{keys[:8]}"
-        folder = Path(group.config.results_dir) / "figures"
-        folder.mkdir(parents=True, exist_ok=True)
-        panels = [(label, _needle_frame(records, group.samples, score)) for label, records in cells.items()]
-        caption = (
-            f"{group.config.model.label}, {group.config.model.dtype}; {len(ids)} samples a panel; colour: {score}; "
-            f"kept/layer: {', '.join(_achieved(records, ids) for records in cells.values())}"
+def report(groups: Sequence[Group]) -> None:
+    """Print the tables of a command and draw its figures."""
+    for group in groups:
+        if group.config.task["name"] == "needle":
+            _report_needle(group)
+    # Models share a table; what cannot be compared, such as two protocols, gets a table each.
+    comparable: dict[str, list[Group]] = {}
+    for group in groups:
+        if group.config.task["name"] == "longbench":
+            facts = {**group.task.facts, "dtype": group.config.model.dtype, "decode": group.config.decode.mode}
+            comparable.setdefault(key_of(facts), []).append(group)
+    for together in comparable.values():
+        _report_longbench(together)
+
+
+def _report_needle(group: Group) -> None:
+    samples, score, model = group.task.samples, group.task.main_score, group.config.model
+    cells = {cell.label: group.records(number) for number, cell in enumerate(group.cells)}
+    print(as_text(cell_table(cells, [sample.id for sample in samples], score)))
+    panels = [(label, _needle_frame(records, samples, score)) for label, records in cells.items()]
+    if all(frame["score"].isna().all() for _, frame in panels):
+        return
+    asked = {"cells": [store.key for by_task in group.stores for store in by_task.values()], "score": score}
+    name = f"{group.config.name}-{model.label}-{key_of({**asked, 'samples': [s.id for s in samples]})[:8]}"
+    kept = ", ".join(_achieved(records, samples) for records in cells.values())
+    caption = (
+        f"{model.label}, {model.dtype}; {len(samples)} samples a panel; colour: {score}; "
+        f"tokens kept a layer, by panel: {kept}"
+    )
+    stem = Path(group.config.results_dir) / "figures" / name
+    for path in needle_heatmap(panels, stem, score=score, caption=caption):
+        print(path)
+
+
+def _report_longbench(groups: Sequence[Group]) -> None:
+    results = [
+        table1.ModelResults(
+            model=group.config.model.label,
+            facts={**group.task.facts, "dtype": group.config.model.dtype},
+            samples=[(sample.id, sample.task) for sample in group.task.samples],
+            cells=[
+                table1.CellResult(cell.label, cell.describe(), group.records(number))
+                for number, cell in enumerate(group.cells)
+            ],
         )
-        for path in needle_heatmap(panels, folder / name, score=score, caption=caption):
-            print(path)
+        for group in groups
+    ]
+    table = table1.build(results)
+    print(table1_render.as_text(table))
+    asked = [[store.key for by_task in group.stores for store in by_task.values()] for group in groups]
+    models = "+".join(dict.fromkeys(result.model for result in results))
+    config = groups[0].config
+    name = f"{config.name}-{models}-{key_of({'cells': asked, 'samples': [r.samples for r in results]})[:8]}"
+    for path in table1_render.write(table, Path(config.results_dir) / "tables" / name):
+        print(path)
 
 
 def _needle_frame(records: Mapping[str, Mapping], samples: Sequence[Sample], score: str) -> pd.DataFrame:
@@ -242,9 +312,9 @@ def _needle_frame(records: Mapping[str, Mapping], samples: Sequence[Sample], sco
     return pd.DataFrame(rows, columns=["length", "depth", "score"]).astype({"score": float})
 
 
-def _achieved(records: Mapping[str, Mapping], ids: Sequence[str]) -> str:
-    kept = [sum(r["kept"]) / len(r["kept"]) for r in (records.get(s, {}) for s in ids) if r.get("status") == "ok"]
-    return f"{sum(kept) / len(kept):.0f}" if kept else "—"
+def _achieved(records: Mapping[str, Mapping], samples: Sequence[Sample]) -> str:
+    kept = [mean(records[s.id]["kept"]) for s in samples if records.get(s.id, {}).get("status") == "ok"]
+    return f"{mean(kept):.0f}" if kept else "—"
 
 
 class Progress:

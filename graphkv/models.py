@@ -12,8 +12,10 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers import models as tokenizer_models
 from tokenizers.processors import TemplateProcessing
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    GenerationConfig,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
@@ -21,6 +23,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.utils import logging
 
 from eval.errors import UserError
 from graphkv import attention, embedded
@@ -84,32 +87,40 @@ class ModelConfig:
 
 
 @dataclass(frozen=True)
-class LoadedModel:
-    """A model with its tokenizer and the facts that the engine asks for."""
+class ModelInfo:
+    """What can be said of a model without loading its weights.
+
+    Attributes
+    ----------
+    config
+        How it will be loaded.
+    folder
+        Where its files are; None for the tiny model, which has none.
+    tokenizer
+        Its tokenizer.
+    max_positions
+        Longest prompt plus answer in tokens.
+    stop_ids
+        Every id that ends an answer: generation config, tokenizer, and Llama-3's `<|eot_id|>`.
+    """
 
     config: ModelConfig
-    model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
     folder: Path | None
+    tokenizer: PreTrainedTokenizerBase
+    max_positions: int
+    stop_ids: frozenset[int]
 
     @property
-    def max_positions(self) -> int:
-        """Longest prompt plus answer in tokens."""
-        return self.model.config.max_position_embeddings
+    def label(self) -> str:
+        """The model's name in results."""
+        return self.config.label
 
     @property
-    def device(self) -> torch.device:
-        """Where token ids go."""
-        return self.model.get_input_embeddings().weight.device
-
-    @cached_property
-    def stop_ids(self) -> frozenset[int]:
-        """Every id that ends an answer: generation config, tokenizer, and Llama-3's `<|eot_id|>`."""
-        configured = self.model.generation_config.eos_token_id
-        ids = set(configured if isinstance(configured, list) else [configured])
-        ids.add(self.tokenizer.eos_token_id)
-        ids.add(self.tokenizer.get_vocab().get("<|eot_id|>"))
-        return frozenset(ids - {None})
+    def device(self) -> str:
+        """`cpu`, `cuda`, …: where the model goes, `auto` resolved."""
+        if self.config.device == "auto":
+            return "cuda" if torch.cuda.is_available() else "cpu"
+        return self.config.device
 
     @cached_property
     def weights_hash(self) -> str:
@@ -118,7 +129,7 @@ class LoadedModel:
         Of the weight files where they are under 2 GiB, else of their index, names and sizes (a revision pins those).
         """
         if self.folder is None:
-            return _hash_tensors(self.model)
+            return _hash_tensors(tiny_model())
         if (self.folder / embedded.HASH_FILE).is_file():
             return (self.folder / embedded.HASH_FILE).read_text().strip()
         files = sorted(self.folder.glob("*.safetensors"))
@@ -132,6 +143,14 @@ class LoadedModel:
         return digest.hexdigest()
 
 
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model that is ready to run, with what is known of it."""
+
+    info: ModelInfo
+    model: PreTrainedModel
+
+
 def _hash_tensors(model: PreTrainedModel) -> str:
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
@@ -140,43 +159,65 @@ def _hash_tensors(model: PreTrainedModel) -> str:
     return digest.hexdigest()
 
 
-def load(config: ModelConfig) -> LoadedModel:
-    """Load a model with graphkv attention and its tokenizer; never runs remote code, never unpickles.
+def inspect(config: ModelConfig) -> ModelInfo:
+    """Find a model and read everything but its weights; never runs remote code, never unpickles.
 
     Raises
     ------
     UserError
-        If the model is not there (the message says what to download and where it was looked for), if it does
-        not route attention through transformers' interface, or if its back end is not installed.
+        If the model is not there (the message says what to download and where it was looked for), or if its
+        device or attention back end is not.
     """
     if config.attention not in ALL_ATTENTION_FUNCTIONS:
         raise UserError(f"model.attention={config.attention} is not available in this transformers installation")
-    device = config.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    elif device != "cpu" and not torch.cuda.is_available():
+    if config.device not in ("auto", "cpu") and not torch.cuda.is_available():
         raise UserError(f"model.device={config.device} asks for a GPU, but torch sees none: use device=cpu or auto")
     if config.path is None and config.source == "tiny":
-        model, tokenizer, folder = tiny_model(_DTYPES[config.dtype]).to(device), byte_tokenizer(), None
-    else:
-        folder = _locate(config)
-        options = {"local_files_only": True}
-        tokenizer = AutoTokenizer.from_pretrained(folder, **options)
+        return ModelInfo(config, None, byte_tokenizer(), _TINY["max_position_embeddings"], frozenset({257}))
+    folder = _locate(config)
+    try:
+        settings = AutoConfig.from_pretrained(folder, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        generation = folder / "generation_config.json"
+        eos = (GenerationConfig.from_pretrained(folder) if generation.is_file() else settings).eos_token_id
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"{folder} cannot be read as a model: {str(error).splitlines()[0]}") from error
+    ids = {*(eos if isinstance(eos, list) else [eos]), tokenizer.eos_token_id, tokenizer.get_vocab().get("<|eot_id|>")}
+    return ModelInfo(config, folder, tokenizer, settings.max_position_embeddings, frozenset(ids - {None}))
+
+
+def load(info: ModelInfo) -> LoadedModel:
+    """Load the weights, from safetensors alone, with graphkv attention.
+
+    Raises
+    ------
+    UserError
+        If the folder has no safetensors, or the model does not route attention through transformers' interface.
+    """
+    if info.folder is None:
+        return LoadedModel(info, tiny_model(_DTYPES[info.config.dtype]).to(info.device))
+    if not any(info.folder.glob("*.safetensors")):
+        raise UserError(f"{info.folder} holds no .safetensors file, the only format of weights that is loaded")
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
         model = AutoModelForCausalLM.from_pretrained(
-            folder,
-            dtype=_DTYPES[config.dtype],
+            info.folder,
+            dtype=_DTYPES[info.config.dtype],
             attn_implementation=attention.NAME,
             use_safetensors=True,
-            device_map=device,
-            **options,
-        )
-    model.eval()
+            device_map=info.device,
+            local_files_only=True,
+        ).eval()
+    finally:
+        if shown:
+            logging.enable_progress_bar()
     if not model._supports_attention_backend:
         raise UserError(
             f"{type(model).__name__} does not route attention through transformers' AttentionInterface, "
             "so its cache cannot be recorded: choose another model"
         )
-    return LoadedModel(config, model, tokenizer, folder)
+    return LoadedModel(info, model)
 
 
 def _locate(config: ModelConfig) -> Path:
@@ -206,21 +247,23 @@ def _locate(config: ModelConfig) -> Path:
         ) from error
 
 
+_TINY = {
+    "vocab_size": 260,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+    "bos_token_id": 256,
+    "eos_token_id": 257,
+    "pad_token_id": 257,
+}
+
+
 def tiny_model(dtype: torch.dtype = torch.float32, seed: int = 0) -> LlamaForCausalLM:
     """A random Llama: 2 layers, 4 query and 2 KV heads of size 16, 4,096 positions, vocabulary of `byte_tokenizer`."""
-    config = LlamaConfig(
-        vocab_size=260,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=4096,
-        bos_token_id=256,
-        eos_token_id=257,
-        pad_token_id=257,
-        attn_implementation=attention.NAME,
-    )
+    config = LlamaConfig(**_TINY, attn_implementation=attention.NAME)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = LlamaForCausalLM(config)

@@ -125,7 +125,7 @@ def prefill(
     ids
         Prompt token ids, at least one.
     window
-        How many of the last queries are recorded: the largest `needs_queries` of the scorers to come.
+        How many of the last queries are recorded: the largest `needs.queries` of the scorers to come.
     backend
         Attention function of transformers that does the work.
     chunk

@@ -6,9 +6,9 @@ import importlib
 import inspect
 import pkgutil
 
-from scorers.base import LayerView, Scorer
+from scorers.base import ALL_QUERIES, LayerView, Needs, Rope, Scorer
 
-__all__ = ["LayerView", "Scorer", "get", "names"]
+__all__ = ["ALL_QUERIES", "LayerView", "Needs", "Rope", "Scorer", "get", "names"]
 
 
 def names() -> list[str]:

@@ -3,11 +3,71 @@
 from __future__ import annotations
 
 import abc
+import sys
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
+
+ALL_QUERIES = sys.maxsize
+"""`Needs.queries` of a scorer that wants the query of every prompt token."""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What must have been recorded while the prompt was read, beside keys and values.
+
+    Attributes
+    ----------
+    queries
+        How many of the last prompt queries.
+    mass
+        Causal attention mass of every key over all queries.
+    answer
+        The queries that the full cache's answer used; only `oracle` may know them.
+    """
+
+    queries: int = 0
+    mass: bool = False
+    answer: bool = False
+
+    def __or__(self, other: Needs) -> Needs:
+        """What serves both."""
+        return Needs(max(self.queries, other.queries), self.mass or other.mass, self.answer or other.answer)
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary embeddings of a model, to turn its recorded keys and queries back or on.
+
+    Pairs are (i, i + r/2) of the first r channels, as in Llama, Mistral and Qwen; channels from r on are not rotated.
+
+    Attributes
+    ----------
+    cos, sin
+        [positions, r] float32, scaled as the model scales them.
+    """
+
+    cos: Tensor
+    sin: Tensor
+
+    def rotate(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Rotate [..., n, d] vectors, float32, to int64 `positions` [n]."""
+        return self._turn(x, self.cos[positions], self.sin[positions])
+
+    def unrotate(self, x: Tensor, positions: Tensor) -> Tensor:
+        """The inverse of `rotate`: [..., n, d] vectors as they were before they were put at `positions` [n]."""
+        cos, sin = self.cos[positions], self.sin[positions]
+        scale = cos.square() + sin.square()  # not 1 where a model scales its attention through the embeddings
+        return self._turn(x, cos / scale, -sin / scale)
+
+    @staticmethod
+    def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        r = cos.shape[-1]
+        turned, rest = x[..., :r].float(), x[..., r:].float()
+        first, second = turned.chunk(2, -1)
+        return torch.cat([turned * cos + torch.cat([-second, first], -1) * sin, rest], -1)
 
 
 @dataclass(frozen=True)
@@ -27,6 +87,12 @@ class LayerView:
         The model's factor on query-key products (usually 1/√d).
     layer, n_layers
         Index of this layer, counted from the embedding, and how many there are.
+    rope
+        The model's rotary embeddings for prompt and answer positions.
+    mass
+        [H, n] float32: attention that each key got from all prompt queries, causal; None if nobody needs it.
+    answer_queries
+        [H, t, d]: rotated queries of the full cache's answer, at positions n, n + 1, …; None if nobody needs them.
     """
 
     keys: Tensor
@@ -35,6 +101,9 @@ class LayerView:
     scaling: float
     layer: int
     n_layers: int
+    rope: Rope | None = None
+    mass: Tensor | None = None
+    answer_queries: Tensor | None = None
 
     @property
     def n(self) -> int:
@@ -83,9 +152,9 @@ class Scorer(abc.ABC):
             raise ValueError(f"window must be 0 or more tokens, not {self.window}")
 
     @property
-    def needs_queries(self) -> int:
-        """How many of the last prompt queries must have been recorded."""
-        return 0
+    def needs(self) -> Needs:
+        """What must have been recorded for `score`."""
+        return Needs()
 
     @abc.abstractmethod
     def score(self, layer: LayerView) -> Tensor:

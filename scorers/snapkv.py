@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn import functional
 
-from scorers.base import LayerView, Scorer
+from scorers.base import LayerView, Needs, Scorer
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ class SnapKV(Scorer):
             raise ValueError(f"group must be mean, max or sum, not {self.group!r}")
 
     @property
-    def needs_queries(self) -> int:
+    def needs(self) -> Needs:
         """The queries of the window."""
-        return self.window
+        return Needs(queries=self.window)
 
     def score(self, layer: LayerView) -> Tensor:
         """Pooled window attention to the past, [G, n - window]."""

@@ -69,7 +69,7 @@ def main() -> None:
             answers[mode] = engine.decode(prompt, cells, max_new_tokens=options.tokens, stop_ids=(), mode=mode)
             times[mode].append(time.perf_counter() - begin)
     batch, solo = (statistics.median(times[mode]) for mode in ("batch", "solo"))
-    read, size = weight_read_seconds(engine.loaded.model, options.repeat)
+    read, size = weight_read_seconds(engine.model, options.repeat)
     steps = options.tokens - 1
     kept = sum(cell.bytes for cell in cells)
     same = sum(a.ids == b.ids for a, b in zip(answers["batch"], answers["solo"], strict=True))

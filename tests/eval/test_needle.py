@@ -96,7 +96,7 @@ def test_prompts_have_exactly_the_length(any_tokenizer):
     for sample in task.samples:
         encoded = task.encode(sample)
         assert len(encoded.ids) == encoded.n_raw == sample.meta["length"]
-        assert not encoded.truncated and encoded.stop_ids == () and encoded.min_new_tokens == 0
+        assert not encoded.truncated and encoded.stop_ids is None and encoded.min_new_tokens == 0
         assert any_tokenizer.decode(encoded.ids, clean_up_tokenization_spaces=False) == sample.prompt
 
 

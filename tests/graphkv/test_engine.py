@@ -50,7 +50,7 @@ def fingerprint(prompt) -> str:
 @pytest.fixture(scope="module")
 def smol_sdpa(smol):
     """The real model as transformers runs it, without our attention."""
-    return AutoModelForCausalLM.from_pretrained(smol.loaded.folder, dtype=torch.float32, attn_implementation="sdpa")
+    return AutoModelForCausalLM.from_pretrained(smol.info.folder, dtype=torch.float32, attn_implementation="sdpa")
 
 
 def test_prefill_equals_the_models_own_forward(smol, smol_sdpa, smol_prompt):
@@ -174,7 +174,7 @@ def test_cache_grows_by_one_a_token(smol, smol_prompt):
     cell = smol.compress(smol_prompt, "snapkv", 64)
     cache = RaggedCache(smol_prompt, [cell.kept], capacity=5)
     for step in range(1, 4):
-        attention.forward(smol.loaded.model, torch.tensor([[100]]), cache.position, cache)
+        attention.forward(smol.model, torch.tensor([[100]]), cache.position, cache)
         cache.advance(1)
         (group,) = cache.layers[0]
         assert group.start + cache.appended == 64 + step
@@ -233,12 +233,12 @@ def test_two_tokens_at_once_over_layers_of_different_length(tiny, tiny_prompt):
     cells = [tiny.compress(tiny_prompt, "pyramidkv", b).kept for b in (40, 64)]
     cells.append(tiny.compress(tiny_prompt, "full").kept)
     ids = [5, 80, 33, 101]
-    together = decode.teacher_force(tiny.loaded.model, tiny_prompt, cells, ids)
+    together = decode.teacher_force(tiny.model, tiny_prompt, cells, ids)
     for row, kept in enumerate(cells):
         cache = RaggedCache(tiny_prompt, [kept], capacity=len(ids))
         for step, token in enumerate(ids):
             with torch.inference_mode():
-                logits = attention.forward(tiny.loaded.model, torch.tensor([[token]]), cache.position, cache)
+                logits = attention.forward(tiny.model, torch.tensor([[token]]), cache.position, cache)
             cache.advance(1)
             torch.testing.assert_close(together[row, step], logits[0, 0], rtol=1e-4, atol=1e-4)
 
@@ -246,9 +246,9 @@ def test_two_tokens_at_once_over_layers_of_different_length(tiny, tiny_prompt):
 def test_padding_is_never_attended(tiny, tiny_prompt):
     # A row's logits do not depend on the rows beside it, however much padding they bring.
     kept = [tiny.compress(tiny_prompt, "knorm", budget).kept for budget in (50, 60, 99, 300)]
-    together = decode.teacher_force(tiny.loaded.model, tiny_prompt, kept, [7, 8])
+    together = decode.teacher_force(tiny.model, tiny_prompt, kept, [7, 8])
     for row, own in enumerate(kept):
-        alone = decode.teacher_force(tiny.loaded.model, tiny_prompt, [own], [7, 8])[0]
+        alone = decode.teacher_force(tiny.model, tiny_prompt, [own], [7, 8])[0]
         torch.testing.assert_close(together[row], alone, rtol=1e-4, atol=1e-5)
 
 
@@ -264,7 +264,7 @@ def test_groups_hold_rows_of_similar_length():
 def test_an_exception_leaves_the_model_as_it_was(tiny, tiny_prompt, monkeypatch):
     cell = tiny.compress(tiny_prompt, "snapkv", 64)
     before = tiny.generate(tiny_prompt, [cell], max_new_tokens=8)
-    modules = {name: dict(module.__dict__) for name, module in tiny.loaded.model.named_modules()}
+    modules = {name: dict(module.__dict__) for name, module in tiny.model.named_modules()}
 
     def fail(*_, **__):
         raise MemoryError("no room")
@@ -276,7 +276,7 @@ def test_an_exception_leaves_the_model_as_it_was(tiny, tiny_prompt, monkeypatch)
         patched.setattr(RaggedCache, "advance", fail)
         with pytest.raises(MemoryError):
             tiny.generate(tiny_prompt, [cell], max_new_tokens=8)
-    for name, module in tiny.loaded.model.named_modules():
+    for name, module in tiny.model.named_modules():
         assert set(module.__dict__) == set(modules[name])
         assert not module._forward_hooks and not module._forward_pre_hooks
     assert tiny.generate(tiny.prefill(tiny_prompt.ids), [cell], max_new_tokens=8) == before
@@ -303,7 +303,7 @@ def test_what_crop_means_in_the_pinned_transformers():
 
 def test_a_model_without_plain_attention_is_refused(tiny, tiny_prompt):
     state = RaggedCache(tiny_prompt, [tiny.compress(tiny_prompt, "full").kept], capacity=1)
-    layer = tiny.loaded.model.model.layers[0].self_attn
+    layer = tiny.model.model.layers[0].self_attn
     shaped = torch.zeros(1, 4, 1, 16), torch.zeros(1, 2, 1, 16), torch.zeros(1, 2, 1, 16)
     with pytest.raises(UserError, match="sliding_window=4096"):
         attention.attention(layer, *shaped, None, scaling=1.0, kv_state=state, sliding_window=4096)

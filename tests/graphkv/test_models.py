@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 import torch
 import yaml
@@ -17,14 +19,14 @@ from graphkv.models import ModelConfig
 def folder(tiny, tmp_path_factory):
     """The tiny model, saved as anybody would save theirs."""
     path = tmp_path_factory.mktemp("models") / "my-model"
-    tiny.loaded.model.save_pretrained(path)
-    tiny.loaded.tokenizer.save_pretrained(path)
+    tiny.model.save_pretrained(path)
+    tiny.tokenizer.save_pretrained(path)
     return path
 
 
 def test_a_local_folder_gives_the_same_tokens(tiny, folder, essay):
     engine = graphkv.Engine.from_pretrained(str(folder))
-    assert engine.loaded.config.label == "my-model"
+    assert engine.info.config.label == "my-model"
     for prompt in (essay[:150], essay[150:300]):
         texts = []
         for each in (tiny, engine):
@@ -34,19 +36,33 @@ def test_a_local_folder_gives_the_same_tokens(tiny, folder, essay):
 
 
 def test_weights_hash_follows_the_weights(folder, tmp_path):
-    first = models.load(model_preset("local", path=str(folder)))
-    assert first.weights_hash == models.load(model_preset("local", path=str(folder))).weights_hash
+    first = models.load(models.inspect(model_preset("local", path=str(folder))))
+    assert (
+        first.info.weights_hash
+        == models.load(models.inspect(model_preset("local", path=str(folder)))).info.weights_hash
+    )
     with torch.no_grad():
         first.model.model.norm.weight += 1
     first.model.save_pretrained(tmp_path / "other")
-    first.tokenizer.save_pretrained(tmp_path / "other")
-    other = models.load(model_preset("local", path=str(tmp_path / "other")))
-    assert other.weights_hash != first.weights_hash
+    first.info.tokenizer.save_pretrained(tmp_path / "other")
+    other = models.load(models.inspect(model_preset("local", path=str(tmp_path / "other"))))
+    assert other.info.weights_hash != first.info.weights_hash
+
+
+def test_a_folder_without_safetensors_is_refused(folder, tmp_path):
+    for file in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(folder / file, tmp_path)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"a pickle")
+    with pytest.raises(UserError, match="no .safetensors"):
+        graphkv.Engine.from_pretrained(str(tmp_path))
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UserError, match="cannot be read as a model"):
+        graphkv.Engine.from_pretrained(str(tmp_path))
 
 
 def test_the_tiny_model_is_the_same_every_time(tiny):
-    again = models.load(model_preset("tiny"))
-    assert again.weights_hash == tiny.loaded.weights_hash
+    again = models.load(models.inspect(model_preset("tiny")))
+    assert again.info.weights_hash == tiny.info.weights_hash
     state = torch.random.get_rng_state()
     models.tiny_model()
     assert torch.equal(state, torch.random.get_rng_state())
@@ -102,12 +118,12 @@ def test_a_damaged_download_is_refused(tmp_path):
 
 
 def test_embedded_model_is_what_design_says(smol):
-    config = smol.loaded.model.config
+    config = smol.model.config
     shape = (config.num_hidden_layers, config.num_attention_heads, config.num_key_value_heads, config.head_dim)
     assert shape == (30, 9, 3, 64)
-    assert smol.loaded.max_positions == 8192
-    assert smol.loaded.stop_ids == {2}
-    assert smol.loaded.weights_hash == embedded.GGUF_SHA256
+    assert smol.info.max_positions == 8192
+    assert smol.info.stop_ids == {2}
+    assert smol.info.weights_hash == embedded.GGUF_SHA256
 
 
 @pytest.mark.parametrize(

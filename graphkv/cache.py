@@ -1,43 +1,64 @@
 """The ragged cache: the kept keys and values of many cells of one prompt, decoded as rows of one batch.
 
-Lengths differ by row and by layer. In each layer rows of similar length form a group that is padded on the left,
-so that the next token of every row lands in the same column, and attention runs once a group.
+Lengths differ by row, by layer and, with per-head budgets, by head. An *entry* is one stored head of one row. In each
+layer, entries of similar length form a group that is padded on the left, so that the next token of each lands in
+the same column, and attention runs once a group.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from graphkv.prefill import Prefill
+from scorers import LayerView
 
-# Rows at least this share of a group's longest row join it: padding costs at most the inverse, and a full-cache row
+Kept = Tensor | list[Tensor]
+"""Kept positions of one layer: [heads, kept] int64, or a [kept] tensor a head where heads keep different numbers."""
+
+# Entries at least this share of a group's longest join it: padding costs at most the inverse, and a full-cache row
 # does not blow up the compressed rows beside it.
 _GROUP_SHARE = 0.5
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Group:
-    """Rows of one layer that share a padded tensor.
+    """Entries of one layer that share a padded tensor.
 
-    rows: [r] row numbers in the batch; keys, values: [r, heads, columns, d]; start: the column of the first new token;
-    visible: [r, 1, 1, columns] bool, False on padding, or None if no row is padded.
+    Attributes
+    ----------
+    pairs
+        (row, stored head) of each entry, ascending.
+    heads, kv_heads
+        Stored heads of a row (KV heads, or query heads with a copy each), and the model's KV heads.
+    entries
+        [e] int64: row · heads + head, where an entry's queries are.
+    sources
+        [e] int64: row · kv_heads + KV head, where an entry's new keys come from.
+    keys, values
+        [e, columns, d].
+    start
+        Column of the first new token.
+    visible
+        [e, 1, 1, columns] bool, False on padding, or None if there is none.
+    whole
+        Whether every entry of the batch is here.
     """
 
-    rows: Tensor
+    pairs: list[tuple[int, int]]
+    heads: int
+    kv_heads: int
+    entries: Tensor
+    sources: Tensor
     keys: Tensor
     values: Tensor
     start: int
     visible: Tensor | None
-
-    def select(self, rows: Tensor, index: Tensor) -> _Group:
-        """The group's rows `index`, renumbered to `rows`."""
-        visible = None if self.visible is None else self.visible[index]
-        return _Group(rows, self.keys[index], self.values[index], self.start, visible)
+    whole: bool
 
 
 class RaggedCache:
@@ -48,46 +69,25 @@ class RaggedCache:
     prefill
         The prompt; it is read, never changed.
     kept
-        One entry a row: its kept positions as a list of [heads, kept] int64 tensors, a layer each.
+        One entry a row: what it keeps of each layer.
     capacity
         How many tokens will be appended at most.
     """
 
-    def __init__(self, prefill: Prefill, kept: Sequence[Sequence[Tensor]], capacity: int) -> None:
+    def __init__(self, prefill: Prefill, kept: Sequence[Sequence[Kept]], capacity: int) -> None:
         self.prompt_length = prefill.n
         self.appended = 0
-        self.n_rows = len(kept)
-        self.layers = [
-            [
-                self._gather(view, [row[layer] for row in kept], rows, capacity)
-                for rows in _similar([row[layer].shape[-1] for row in kept])
+        self.layers: list[list[_Group]] = []
+        for layer, view in enumerate(prefill.layers):
+            rows = [row[layer] for row in kept]
+            stored = [(row, head) for row, positions in enumerate(rows) for head in range(len(positions))]
+            lengths = [rows[row][head].shape[0] for row, head in stored]
+            kinds = [len(rows[row]) for row, _ in stored]
+            groups = [
+                _gather(view, rows, [stored[entry] for entry in entries], capacity)
+                for entries in _similar(lengths, kinds)
             ]
-            for layer, view in enumerate(prefill.layers)
-        ]
-
-    @staticmethod
-    def _gather(view, kept: list[Tensor], rows: list[int], capacity: int) -> _Group:
-        heads, n, d = view.keys.shape
-        device = view.keys.device
-        lengths = [kept[row].shape[-1] for row in rows]
-        start = max(lengths)
-        shape = (len(rows), heads, start + capacity, d)
-        # Zeros, not garbage: padding is masked, but 0 · NaN would still be NaN.
-        keys, values = view.keys.new_zeros(shape), view.values.new_zeros(shape)
-        for slot, (row, length) in enumerate(zip(rows, lengths, strict=True)):
-            if length == n:  # everything is kept: a plain copy
-                keys[slot, :, start - length : start] = view.keys
-                values[slot, :, start - length : start] = view.values
-                continue
-            index = kept[row].to(device)[..., None].expand(-1, -1, d)
-            torch.gather(view.keys, 1, index, out=keys[slot, :, start - length : start])
-            torch.gather(view.values, 1, index, out=values[slot, :, start - length : start])
-        visible = None
-        if min(lengths) < start:
-            padding = torch.tensor([start - length for length in lengths], device=device)
-            visible = torch.arange(start + capacity, device=device) >= padding[:, None]
-            visible = visible[:, None, None]
-        return _Group(torch.tensor(rows, device=device), keys, values, start, visible)
+            self.layers.append([replace(group, whole=len(groups) == 1) for group in groups])
 
     @property
     def position(self) -> int:
@@ -97,37 +97,26 @@ class RaggedCache:
     def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         """Attention of `q` new tokens of every row over that row's cache and, causally, over each other."""
         rows, heads, q, d = query.shape
-        begin = self.appended
-        output = torch.empty_like(query)
+        key, value = (new.reshape(rows * key.shape[1], q, d) for new in (key, value))
+        output = torch.empty(rows, heads, q, d, dtype=query.dtype, device=query.device)
         for group in self.layers[module.layer_idx]:
-            everyone = len(group.rows) == rows
-            new = slice(group.start + begin, group.start + begin + q)
-            group.keys[:, :, new] = key if everyone else key[group.rows]
-            group.values[:, :, new] = value if everyone else value[group.rows]
-            stored = group.keys.shape[1]
-            # The query heads of a KV head are queries of one attention problem: keys are never repeated.
-            queries = query if everyone else query[group.rows]
-            queries = queries.reshape(-1, stored, heads // stored * q, d)
+            begin = group.start + self.appended
+            group.keys[:, begin : begin + q] = key[group.sources]
+            group.values[:, begin : begin + q] = value[group.sources]
+            # The query heads of an entry are queries of one attention problem: keys are never repeated.
+            shared = heads // group.heads
+            queries = query.reshape(rows * group.heads, shared * q, d)
             result = scaled_dot_product_attention(
-                queries,
-                group.keys[:, :, : new.stop],
-                group.values[:, :, : new.stop],
-                attn_mask=self._mask(group, q, new.stop, heads // stored),
+                (queries if group.whole else queries[group.entries])[:, None],
+                group.keys[:, None, : begin + q],
+                group.values[:, None, : begin + q],
+                attn_mask=_mask(group, q, begin + q, shared),
                 scale=scaling,
-            ).view(-1, heads, q, d)
-            if everyone:
-                return result
-            output[group.rows] = result
+            )[:, 0]
+            if group.whole:
+                return result.view(rows, heads, q, d)
+            output.view(rows * group.heads, shared * q, d)[group.entries] = result
         return output
-
-    @staticmethod
-    def _mask(group: _Group, q: int, columns: int, repeat: int) -> Tensor | None:
-        if q == 1:
-            return None if group.visible is None else group.visible[..., :columns]
-        causal = torch.ones(q, columns, dtype=torch.bool, device=group.keys.device).tril(columns - q)
-        if group.visible is not None:
-            causal = causal & group.visible[..., :columns]
-        return causal.repeat(*[1] * (causal.dim() - 2), repeat, 1)
 
     def advance(self, q: int) -> None:
         """Count `q` tokens as appended, after every layer has seen them."""
@@ -135,28 +124,91 @@ class RaggedCache:
 
     def keep_rows(self, rows: Sequence[int]) -> None:
         """Drop all rows but `rows` (ascending), which are renumbered from 0."""
-        renumbered = {row: new for new, row in enumerate(rows)}
         for layer, groups in enumerate(self.layers):
-            kept = []
-            for group in groups:
-                numbers = group.rows.tolist()
-                index = [slot for slot, row in enumerate(numbers) if row in renumbered]
-                if len(index) == len(numbers):
-                    group.rows = torch.tensor([renumbered[row] for row in numbers], device=group.rows.device)
-                    kept.append(group)
-                elif index:
-                    new = torch.tensor([renumbered[numbers[slot]] for slot in index], device=group.rows.device)
-                    kept.append(group.select(new, torch.tensor(index, device=group.rows.device)))
-            self.layers[layer] = kept
-        self.n_rows = len(rows)
+            kept = [smaller for group in groups if (smaller := _keep_rows(group, rows)) is not None]
+            self.layers[layer] = [replace(group, whole=len(kept) == 1) for group in kept]
 
 
-def _similar(lengths: list[int]) -> list[list[int]]:
-    """Partition rows into groups of similar length, longest group first, row order kept inside a group."""
+def _similar(lengths: Sequence[int], kinds: Sequence[int] | None = None) -> list[list[int]]:
+    """Partition entries into groups of one kind and similar length; each group ascends."""
+    kinds = [0] * len(lengths) if kinds is None else kinds
     groups: list[list[int]] = []
-    for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
-        if groups and lengths[row] >= _GROUP_SHARE * lengths[groups[-1][0]]:
-            groups[-1].append(row)
+    for entry in sorted(range(len(lengths)), key=lambda entry: (kinds[entry], -lengths[entry])):
+        first = groups[-1][0] if groups else None
+        if first is not None and kinds[entry] == kinds[first] and lengths[entry] >= _GROUP_SHARE * lengths[first]:
+            groups[-1].append(entry)
         else:
-            groups.append([row])
+            groups.append([entry])
     return [sorted(group) for group in groups]
+
+
+def _gather(view: LayerView, rows: Sequence[Kept], stored: Sequence[tuple[int, int]], capacity: int) -> _Group:
+    """Copy the kept keys and values of some (row, head) pairs into a padded group."""
+    kv_heads, n, d = view.keys.shape
+    device = view.keys.device
+    heads = len(rows[stored[0][0]])
+    lengths = [rows[row][head].shape[0] for row, head in stored]
+    start = max(lengths)
+    index = torch.zeros(len(stored), start, dtype=torch.int64, device=device)
+    slot = 0
+    while slot < len(stored):
+        row, head = stored[slot]
+        positions, length = rows[row], lengths[slot]
+        if isinstance(positions, Tensor) and stored[slot : slot + heads] == [(row, h) for h in range(heads)]:
+            index[slot : slot + heads, start - length :] = positions  # all heads of the row at once
+            slot += heads
+        else:
+            index[slot, start - length :] = positions[head]
+            slot += 1
+    padding = torch.tensor([start - length for length in lengths], device=device)
+    visible = None
+    if min(lengths) < start:
+        visible = (torch.arange(start + capacity, device=device) >= padding[:, None])[:, None, None]
+    entries, sources = _numbers(stored, heads, kv_heads, device)
+    flat = (index + (sources % kv_heads * n)[:, None]).flatten()
+
+    def copy(cached: Tensor) -> Tensor:
+        padded = cached.new_empty(len(stored), start + capacity, d)
+        padded[:, :start] = cached.reshape(kv_heads * n, d)[flat].view(-1, start, d)
+        return padded
+
+    keys, values = copy(view.keys), copy(view.values)
+    return _Group(stored, heads, kv_heads, entries, sources, keys, values, start, visible, whole=False)
+
+
+def _numbers(
+    pairs: Sequence[tuple[int, int]], heads: int, kv_heads: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """`entries` and `sources` of a group."""
+    row, head = torch.tensor(pairs, device=device).unbind(1)
+    return row * heads + head, row * kv_heads + head * kv_heads // heads
+
+
+def _mask(group: _Group, q: int, columns: int, shared: int) -> Tensor | None:
+    """Which columns each of the `shared · q` queries of an entry may see; None if all."""
+    if q == 1:
+        return None if group.visible is None else group.visible[..., :columns]
+    causal = torch.ones(q, columns, dtype=torch.bool, device=group.keys.device).tril(columns - q)
+    causal = causal[None, None] if group.visible is None else causal & group.visible[..., :columns]
+    return causal.repeat(1, 1, shared, 1)
+
+
+def _keep_rows(group: _Group, rows: Sequence[int]) -> _Group | None:
+    renumbered = {row: new for new, row in enumerate(rows)}
+    slots = [slot for slot, (row, _) in enumerate(group.pairs) if row in renumbered]
+    if not slots:
+        return None
+    pairs = [(renumbered[group.pairs[slot][0]], group.pairs[slot][1]) for slot in slots]
+    entries, sources = _numbers(pairs, group.heads, group.kv_heads, group.keys.device)
+    if len(slots) == len(group.pairs):
+        return replace(group, pairs=pairs, entries=entries, sources=sources)
+    index = torch.tensor(slots, device=group.keys.device)
+    return replace(
+        group,
+        pairs=pairs,
+        entries=entries,
+        sources=sources,
+        keys=group.keys[index],
+        values=group.values[index],
+        visible=None if group.visible is None else group.visible[index],
+    )

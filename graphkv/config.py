@@ -20,7 +20,8 @@ from graphkv.graph import Graph
 from graphkv.models import ModelConfig
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
-GRANULARITIES = ("kv_head",)
+GRANULARITIES = ("kv_head", "query_head")
+HEAD_BUDGETS = ("uniform", "ada")
 
 
 @dataclass(frozen=True)
@@ -36,31 +37,50 @@ class CellSettings:
     graph
         The re-ranking; None leaves the scores alone.
     granularity
-        `kv_head`: one set of tokens per KV head.
+        `kv_head`: one set of tokens a KV head. `query_head`: keys are repeated and each query head has its own set, as
+        in the paper's code base, at as many times the memory as query heads share a KV head.
+    head_budget
+        `uniform`: every head of a layer keeps the same number. `ada`: a layer's past budget goes to the heads whose
+        scores are largest (AdaKV).
+    head_floor
+        With `ada`: the share of the uniform budget that no head goes below.
     """
 
     scorer: scorers.Scorer
     budget: int | float = 512
     graph: Graph | None = None
     granularity: str = "kv_head"
+    head_budget: str = "uniform"
+    head_floor: float = 0.2
 
     def __post_init__(self) -> None:
+        if self.head_budget not in HEAD_BUDGETS:
+            raise ValueError(f"head_budget must be {' or '.join(HEAD_BUDGETS)}, not {self.head_budget!r}")
+        if not 0 <= self.head_floor <= 1:
+            raise ValueError(f"head_floor must be in [0, 1], not {self.head_floor}")
         if self.granularity not in GRANULARITIES:
             raise ValueError(f"granularity must be {' or '.join(GRANULARITIES)}, not {self.granularity!r}")
         if self.scorer.keeps_all:
             # The full cache has neither budget nor graph; clearing them makes all such cells one cell.
-            object.__setattr__(self, "budget", 1.0)
-            object.__setattr__(self, "graph", None)
+            plain = {"budget": 1.0, "graph": None, "granularity": "kv_head", "head_budget": "uniform"}
+            for name, value in plain.items():
+                object.__setattr__(self, name, value)
         elif isinstance(self.budget, int):
             if self.budget < 1:
                 raise ValueError(f"budget must be 1 or more tokens, not {self.budget}")
-            if self.budget < self.scorer.window:
+            if self.budget < self.scorer.window + self.scorer.sinks:
+                sinks = f" and the {self.scorer.sinks} sinks" if self.scorer.sinks else ""
                 raise ValueError(
-                    f"budget={self.budget} is below the window of {self.scorer.window} tokens that {self.name} "
+                    f"budget={self.budget} is below the window of {self.scorer.window} tokens{sinks} that {self.name} "
                     "always keeps: raise budget or lower scorer.window"
                 )
         elif not 0 < self.budget <= 1:
             raise ValueError(f"budget must be whole tokens or a ratio in (0, 1], not {self.budget}")
+
+    @property
+    def needs(self) -> scorers.Needs:
+        """What must be recorded of a prompt for this cell."""
+        return self.scorer.needs if self.graph is None else self.scorer.needs | self.graph.needs
 
     @property
     def name(self) -> str:
@@ -74,7 +94,9 @@ class CellSettings:
             return self.name
         amount = str(self.budget) if isinstance(self.budget, int) else f"{self.budget:g}n"
         graph = "" if self.graph is None else f"+graphkv{_changed(self.graph)}"
-        return f"{self.name}{_changed(self.scorer)}-{amount}{graph}"
+        ada = "+ada" if self.head_budget == "ada" else ""
+        heads = "@query_head" if self.granularity == "query_head" else ""
+        return f"{self.name}{_changed(self.scorer)}-{amount}{ada}{graph}{heads}"
 
     def describe(self) -> dict[str, Any]:
         """Everything that decides what is kept, as JSON values."""
@@ -83,6 +105,8 @@ class CellSettings:
             "budget": self.budget,
             "graphkv": None if self.graph is None else dataclasses.asdict(self.graph),
             "granularity": self.granularity,
+            "head_budget": self.head_budget,
+            "head_floor": self.head_floor if self.head_budget == "ada" else None,
         }
 
 
@@ -161,6 +185,7 @@ def build(cls: type, values: Mapping[str, Any], where: str) -> Any:
         the message begins with `where` and the key.
     """
     hints = typing.get_type_hints(cls)
+    values = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
     known = [field.name for field in dataclasses.fields(cls)]
     for key, value in values.items():
         if key not in known:
@@ -176,6 +201,8 @@ def build(cls: type, values: Mapping[str, Any], where: str) -> Any:
 
 
 def _fits(value: Any, hint: Any) -> bool:
+    if typing.get_origin(hint) is tuple:
+        return isinstance(value, tuple) and all(_fits(item, typing.get_args(hint)[0]) for item in value)
     options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     if isinstance(value, bool):
         return bool in options
@@ -183,14 +210,10 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def _type_name(hint: Any) -> str:
+    if typing.get_origin(hint) is tuple:
+        return f"a list, each item {_type_name(typing.get_args(hint)[0])}"
     options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    words = {
-        int: "a whole number",
-        float: "a number",
-        str: "a text",
-        bool: "true or false",
-        type(None): "null",
-    }
+    words = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", type(None): "null"}
     return " or ".join(words.get(option, option.__name__) for option in options)
 
 
@@ -200,6 +223,8 @@ def cell_settings(
     graphkv: Mapping[str, Any] | bool | None = None,
     scorer_options: Mapping[str, Any] | None = None,
     granularity: str = "kv_head",
+    head_budget: str = "uniform",
+    head_floor: float = 0.2,
 ) -> CellSettings:
     """A cell from plain values.
 
@@ -213,7 +238,7 @@ def cell_settings(
         Options of the re-ranking (`{}` or True: all defaults); None or False switches it off.
     scorer_options
         Fields of the scorer that differ from their defaults.
-    granularity
+    granularity, head_budget, head_floor
         See `CellSettings`.
     """
     try:
@@ -227,17 +252,15 @@ def cell_settings(
     if graphkv is not None and graphkv is not False:
         graph = build(Graph, {} if graphkv is True else graphkv, "graphkv")
     try:
-        return CellSettings(made, budget, graph, granularity)
+        return CellSettings(made, budget, graph, granularity, head_budget, head_floor)
     except ValueError as error:
         raise UserError(str(error)) from error
 
 
-_TOP = {"model", "scorer", "graphkv", "budget", "granularity", "task", "protocol", "decode", "prefill"} | {
-    "name",
-    "results_dir",
-    "limit",
-    "partial",
-}
+_TOP = (
+    "budget decode granularity graphkv head_budget head_floor limit model name partial prefill protocol results_dir "
+    "scorer task"
+).split()
 
 
 def parse(config: DictConfig) -> RunConfig:
@@ -249,7 +272,7 @@ def parse(config: DictConfig) -> RunConfig:
     values.pop("experiment", None)
     for key in values:
         if key not in _TOP:
-            raise UserError(f"{key} is not a setting; known settings: {', '.join(sorted(_TOP))}")
+            raise UserError(f"{key} is not a setting; known settings: {', '.join(_TOP)}")
     scorer = dict(values["scorer"])
     graph = dict(values.get("graphkv") or {"enabled": False})
     enabled = graph.pop("enabled", True)
@@ -263,7 +286,13 @@ def parse(config: DictConfig) -> RunConfig:
     return RunConfig(
         model=build(ModelConfig, values["model"], "model"),
         cell=cell_settings(
-            scorer.pop("name"), values["budget"], graph if enabled else None, scorer, values["granularity"]
+            scorer.pop("name"),
+            values["budget"],
+            graph if enabled else None,
+            scorer,
+            values["granularity"],
+            values["head_budget"],
+            values["head_floor"],
         ),
         task=values["task"],
         protocol=values["protocol"],

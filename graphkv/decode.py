@@ -7,11 +7,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from graphkv.attention import forward
-from graphkv.cache import RaggedCache
+from graphkv.cache import Kept, RaggedCache
 from graphkv.prefill import Prefill, synchronize
 
 
@@ -41,7 +41,7 @@ class Generation:
 def greedy(
     model: PreTrainedModel,
     prefill: Prefill,
-    kept: Sequence[Sequence[Tensor]],
+    kept: Sequence[Sequence[Kept]],
     *,
     max_new_tokens: int,
     stop_ids: Collection[int] = (),
@@ -108,14 +108,34 @@ def greedy(
     return results
 
 
-def solo(model: PreTrainedModel, prefill: Prefill, kept: Sequence[Sequence[Tensor]], **options) -> list[Generation]:
+def solo(model: PreTrainedModel, prefill: Prefill, kept: Sequence[Sequence[Kept]], **options) -> list[Generation]:
     """`greedy`, one row after the other: the reference that batching is measured against."""
     return [greedy(model, prefill, [row], **options)[0] for row in kept]
 
 
+class _QueryTap:
+    """Attention state that remembers the queries of its one row and leaves the rest to a cache."""
+
+    def __init__(self, cache: RaggedCache) -> None:
+        self.cache = cache
+        self.queries: list[Tensor] = []
+
+    def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        self.queries.append(query[0])
+        return self.cache.attend(module, query, key, value, scaling)
+
+
+@torch.inference_mode()
+def answer_queries(model: PreTrainedModel, prefill: Prefill, kept: Sequence[Kept], ids: Sequence[int]) -> list[Tensor]:
+    """Rotated queries [H, len(ids), d] of every layer while `ids` are read after the prompt, over a row's cache."""
+    tap = _QueryTap(RaggedCache(prefill, [kept], capacity=len(ids)))
+    forward(model, torch.tensor([list(ids)], device=prefill.device), prefill.n, tap)
+    return tap.queries
+
+
 @torch.inference_mode()
 def teacher_force(
-    model: PreTrainedModel, prefill: Prefill, kept: Sequence[Sequence[Tensor]], ids: Sequence[int]
+    model: PreTrainedModel, prefill: Prefill, kept: Sequence[Sequence[Kept]], ids: Sequence[int]
 ) -> Tensor:
     """Logits of every row over one given continuation, in a single forward.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,14 @@ from torch import Tensor
 
 from eval.errors import UserError
 from graphkv import budgets, decode
+from graphkv.cache import Kept
 from graphkv.config import CellSettings, cell_settings, model_preset
 from graphkv.decode import Generation
-from graphkv.graph import rerank
+from graphkv.graph import rerank_layer
 from graphkv.models import LoadedModel, inspect, load
 from graphkv.prefill import Prefill, prefill, synchronize
 from graphkv.selection import keep
-from scorers import Scorer
+from scorers import LayerView, Needs, Scorer
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,8 @@ class Cell:
     settings
         Scorer, budget, graph.
     kept
-        One [kv_heads, kept] int64 tensor a layer: ascending prompt positions.
+        One [heads, kept] int64 tensor a layer: ascending prompt positions of each KV head, or of each query head with
+        `granularity=query_head`. With per-head budgets a list of [kept] tensors, one a head, instead.
     bytes
         Size of the kept keys and values.
     seconds
@@ -39,14 +41,19 @@ class Cell:
     """
 
     settings: CellSettings
-    kept: list[Tensor] = field(repr=False)
+    kept: list[Kept] = field(repr=False)
     bytes: int
     seconds: float
 
     @property
-    def kept_per_layer(self) -> list[int]:
-        """Achieved budget: tokens stored per KV head in each layer."""
-        return [kept.shape[-1] for kept in self.kept]
+    def kept_per_head(self) -> list[list[int]]:
+        """Achieved budget: tokens that each stored head of each layer keeps."""
+        return [[head.shape[0] for head in kept] for kept in self.kept]
+
+    @property
+    def kept_per_layer(self) -> list[float]:
+        """Achieved budget: tokens a stored head keeps in each layer, the mean where heads differ."""
+        return [sum(heads) / len(heads) for heads in self.kept_per_head]
 
     @property
     def achieved(self) -> float:
@@ -82,7 +89,14 @@ class Engine:
         """The model's transformers tokenizer."""
         return self.info.tokenizer
 
-    def prefill(self, prompt: str | Sequence[int], *, window: int = 64, chunk: int | None = None) -> Prefill:
+    def prefill(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        window: int = 64,
+        needs: Needs | None = None,
+        chunk: int | None = None,
+    ) -> Prefill:
         """Read a prompt through full attention.
 
         Parameters
@@ -91,6 +105,8 @@ class Engine:
             A text, tokenised with special tokens and without a chat template, or token ids as they are.
         window
             How many of the last queries are kept for scorers; the largest window of the cells to come.
+        needs
+            What scorers need that look at more than keys, values and the window, such as `scorers.get("h2o")().needs`.
         chunk
             Tokens read at a time, None for all at once; the result is the same.
 
@@ -108,7 +124,23 @@ class Engine:
                 "positions for prompt and answer: shorten it"
             )
         backend = self.info.config.attention
-        return prefill(self.model, ids, window=window, backend=backend, chunk=chunk)
+        needs = Needs(queries=window) | (needs or Needs())
+        return prefill(self.model, ids, needs, backend=backend, chunk=chunk)
+
+    def look_ahead(
+        self, prefill: Prefill, max_new_tokens: int, stop_ids: Collection[int] | None = None, min_new_tokens: int = 0
+    ) -> Prefill:
+        """The same prompt with the queries that the full cache's answer uses, for scorers that `needs.answer`.
+
+        The answer is written once with everything kept; parameters as for `decode`.
+        """
+        full = self.compress(prefill, "full")
+        options = {"stop_ids": stop_ids, "min_new_tokens": min_new_tokens, "beyond_positions": True}
+        (answer,) = self.decode(prefill, [full], max_new_tokens=max_new_tokens, **options)
+        ids = answer.ids[:-1] or answer.ids  # what the last token asks is not asked any more
+        queries = decode.answer_queries(self.model, prefill, full.kept, ids)
+        layers = [replace(view, answer_queries=q) for view, q in zip(prefill.layers, queries, strict=True)]
+        return replace(prefill, layers=layers)
 
     def compress(
         self,
@@ -125,18 +157,19 @@ class Engine:
         """Decide what `settings` keep of a prompt; nothing is copied and `prefill` stays as it is."""
         begin = time.perf_counter()
         scorer, n = settings.scorer, prefill.n
-        per_layer = budgets.per_layer(scorer, settings.budget, n, len(prefill.layers))
-        if min(per_layer) == n:
-            kept = [torch.arange(n, device=view.keys.device).expand(view.keys.shape[0], -1) for view in prefill.layers]
-        else:
-            kept = []
-            for view, scores, budget in zip(prefill.layers, _scores(prefill, scorer), per_layer, strict=True):
-                if settings.graph is not None and budget > scorer.window:
-                    past = view.keys[:, : scores.shape[-1]]
-                    scores = rerank(scores, past, settings.graph, n, budget - scorer.window)
-                kept.append(keep(scores, budget, n))
+        if n > budgets.resolve(settings.budget, n, scorer.window):
+            _check_needs(prefill, scorer)
+        per_layer = budgets.per_layer(scorer, settings.budget, n, prefill.layers)
+        for layer in scorer.skip_layers:
+            if layer < len(per_layer):
+                per_layer[layer] = n
+        scores = [None] * len(per_layer) if min(per_layer) == n else _scores(prefill, settings)
+        kept = [
+            _keep(_view(view, settings), score, settings, budget)
+            for view, score, budget in zip(prefill.layers, scores, per_layer, strict=True)
+        ]
         size = sum(
-            positions.numel() * view.keys.shape[-1] * (view.keys.element_size() + view.values.element_size())
+            sum(len(head) for head in positions) * view.keys.shape[-1] * view.keys.element_size() * 2
             for positions, view in zip(kept, prefill.layers, strict=True)
         )
         synchronize(prefill.device)
@@ -197,17 +230,42 @@ class Engine:
         return self.tokenizer.decode(ids, skip_special_tokens=True)
 
 
-def _scores(prefill: Prefill, scorer: Scorer) -> list[Tensor]:
-    """Scores of all layers, computed once a prompt and scorer."""
-    if scorer not in prefill.scores:
-        recorded = prefill.layers[0].queries.shape[1]
-        if min(scorer.needs.queries, prefill.n) > recorded:
-            raise UserError(
-                f"{scorer} needs the last {scorer.needs.queries} queries, but the prefill recorded {recorded}: "
-                f"prefill with window={scorer.needs.queries}"
-            )
-        scores = [scorer.score(view) for view in prefill.layers]
+def _view(view: LayerView, settings: CellSettings) -> LayerView:
+    """A layer with the heads that `settings` store."""
+    return view.per_query_head() if settings.granularity == "query_head" else view
+
+
+def _keep(view: LayerView, scores: Tensor | None, settings: CellSettings, budget: int) -> Kept:
+    """What a layer keeps within its budget, window included."""
+    n, scorer, graph = view.n, settings.scorer, settings.graph
+    if budget >= n:
+        return torch.arange(n, device=view.keys.device).expand(view.keys.shape[0], -1)
+    if graph is not None:
+        scores = rerank_layer(scores, scorer, view, graph, budget)
+    if settings.head_budget == "uniform":
+        return keep(scores, budget, n, scorer.sinks)
+    past = budgets.per_head(scores, budget - scorer.window, settings.head_floor)
+    return [keep(row[None], own + scorer.window, n, scorer.sinks)[0] for row, own in zip(scores, past, strict=True)]
+
+
+def _scores(prefill: Prefill, settings: CellSettings) -> list[Tensor]:
+    """Scores of all layers, computed once a prompt, scorer and granularity."""
+    scorer, key = settings.scorer, (settings.scorer, settings.granularity)
+    if key not in prefill.scores:
+        scores = [scorer.score(_view(view, settings)) for view in prefill.layers]
         if not torch.stack([s.isfinite().all().to(prefill.device) for s in scores]).all():
             raise ValueError(f"{scorer} gave a score that is not finite")
-        prefill.scores[scorer] = scores
-    return prefill.scores[scorer]
+        prefill.scores[key] = scores
+    return prefill.scores[key]
+
+
+def _check_needs(prefill: Prefill, scorer: Scorer) -> None:
+    view, needs = prefill.layers[0], scorer.needs
+    recorded = view.queries.shape[1]
+    if min(needs.queries, prefill.n) > recorded:
+        wanted = f"window={needs.queries}" if needs.queries <= prefill.n else "needs=Needs(queries=ALL_QUERIES)"
+        raise UserError(f"{scorer} needs more than the {recorded} queries that were recorded: prefill with {wanted}")
+    if needs.mass and view.mass is None:
+        raise UserError(f"{scorer} needs the attention mass of every key: prefill with needs=Needs(mass=True)")
+    if needs.answer and view.answer_queries is None:
+        raise UserError(f"{scorer} needs the queries of the answer: pass the prefill through Engine.look_ahead first")

@@ -2,39 +2,89 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
+from graphkv.edges import Similarity, features
 from graphkv.selection import top_positions
+from scorers import ALL_QUERIES, LayerView, Needs, Scorer
 
 _AUTO = re.compile(r"auto(\d+)|min\((\d+),L\)")
-_BLOCK_ELEMENTS = 1 << 23  # similarities held at once: 32 MiB of float32, whatever k and n are
+_CHOICES = {
+    "edge": ("kk", "qk", "qq", "kv", "vv"),
+    "signal": ("decay", "enhance", "evict"),
+    "accumulate": ("product", "sum", "last"),
+    "rope": ("post", "pre"),
+    "center": ("none", "mean", "baseline"),
+    "space": ("after", "before"),
+    "k_of": ("past", "budget"),
+}
+_MIN = torch.finfo(torch.float32).smallest_normal
+_MAX = torch.finfo(torch.float32).max
+_LEAST = 2.0**-149  # the smallest positive float32
 
 
 @dataclass(frozen=True)
 class Graph:
-    """Hyper-parameters of the re-ranking.
+    """Hyper-parameters of the re-ranking; the paper leaves several open, and each reading has a name here.
 
     Parameters
     ----------
     source_ratio
-        `k` as a share of the layer's past budget (tokens to keep without the window), rounded down, at least one
-        token: the paper's `0.3 B` (Fig. 5).
+        `k` as a share of the layer's budget, rounded down, at least one token: the paper's `0.3 B` (Fig. 5).
     neighbors
-        `m`: a number of tokens, or `autoC` = min(C, prompt tokens / 1000) rounded down, at least 1: the
-        paper's `min(C, L)` (Fig. 5).
+        `m`: a number of tokens; `autoC` = min(C, prompt tokens / 1000) rounded down, at least 1, the paper's
+        `min(C, L)` (Fig. 5); or `all` other tokens.
     rounds
-        `T`: how often the decay is applied; 0 changes nothing. Sources and edges are those of the first scores,
-        so that `T` rounds multiply a score by its decay to the power `T`.
+        `T`: how often the signal is applied; 0 changes nothing.
+    edge
+        What a source is compared by and what its neighbours are compared by (Fig. 8): k(ey), q(uery) or v(alue).
+        A KV head's query is the mean over the query heads that share it.
+    signal
+        What neighbours receive (Table 2). `decay`: factors 1 - e. `enhance`: factors 1 + e. `evict`: neighbours are
+        removed whatever e is: their score is 0 and other scores are at least 2⁻¹⁴⁹, so that removed tokens are kept,
+        the first of the prompt before later ones, only when nothing else is left.
+    accumulate
+        How the edges into a token join in a round. `product`: its factors multiply (Eq. 5). `sum`: 1 - Σ e, which may
+        be negative, as the -0.07 in Fig. 3 is. `last`: sources write in descending order of score and overwrite each
+        other (Algorithm 2 read literally), so that the weakest source counts. Evicting is the same in all three.
+    source_immune
+        Sources receive nothing and take no neighbour's place (Fig. 3); else sources may be each other's neighbours.
+    reselect
+        Sources and edges are chosen again in each round, from the scores so far; else those of the first scores stay,
+        and `T` rounds apply the same factor `T` times.
+    clamp
+        Negative similarities count as 0, so that a decay never raises a score; else they are kept (the paper's
+        formula as it stands).
+    rope
+        Compare keys and queries `post` or `pre` rotary embedding.
+    center
+        Keys of a head point in similar directions. `mean` subtracts the head's mean first; `baseline` measures
+        cosines from the head's own average c: (cos - c) / (1 - c).
+    space
+        Re-rank the scores `after` a scorer has pooled them, or `before` and pool what comes out. The same for
+        scorers that do not pool.
+    k_of
+        `source_ratio` is a share of the layer's `past` budget (without the window) or of the whole `budget`.
     """
 
     source_ratio: float = 0.3
     neighbors: int | str = "auto3"
     rounds: int = 1
+    edge: str = "kk"
+    signal: str = "decay"
+    accumulate: str = "product"
+    source_immune: bool = False
+    reselect: bool = False
+    clamp: bool = True
+    rope: str = "post"
+    center: str = "none"
+    space: str = "after"
+    k_of: str = "past"
 
     def __post_init__(self) -> None:
         if not 0 < self.source_ratio <= 1:
@@ -42,17 +92,28 @@ class Graph:
         if self.rounds < 0:
             raise ValueError(f"rounds must be 0 or more, not {self.rounds}")
         if isinstance(self.neighbors, str):
-            if _auto_cap(self.neighbors) is None:
-                raise ValueError(f"neighbors must be a number or autoC such as auto3, not {self.neighbors!r}")
+            if self.neighbors != "all" and _auto_cap(self.neighbors) is None:
+                raise ValueError(f"neighbors must be a number, autoC such as auto3, or all, not {self.neighbors!r}")
         elif self.neighbors < 1:
             raise ValueError(f"neighbors must be 1 or more, not {self.neighbors}")
+        for name, allowed in _CHOICES.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}")
 
-    def n_sources(self, past_budget: int) -> int:
-        """`k` for a layer that keeps `past_budget` tokens of its past."""
-        return max(1, int(self.source_ratio * past_budget + 1e-9))
+    @property
+    def needs(self) -> Needs:
+        """What must have been recorded for the edges."""
+        return Needs(queries=ALL_QUERIES) if self.rounds and "q" in self.edge else Needs()
+
+    def n_sources(self, past_budget: int, window: int = 0) -> int:
+        """`k` for a layer that keeps `past_budget` tokens of its past, and the window."""
+        whole = past_budget + (window if self.k_of == "budget" else 0)
+        return max(1, int(self.source_ratio * whole + 1e-9))
 
     def n_neighbors(self, n: int) -> int:
         """`m` for a prompt of `n` tokens."""
+        if self.neighbors == "all":
+            return n
         if isinstance(self.neighbors, int):
             return self.neighbors
         return max(1, min(_auto_cap(self.neighbors), n // 1000))
@@ -63,74 +124,143 @@ def _auto_cap(text: str) -> int | None:
     return max(1, int(match[1] or match[2])) if match else None
 
 
-def rerank(scores: Tensor, features: Tensor, graph: Graph, n: int, past_budget: int) -> Tensor:
-    """Lower the scores of tokens that resemble higher-ranked ones.
+def rerank_layer(scores: Tensor, scorer: Scorer, view: LayerView, graph: Graph, budget: int) -> Tensor:
+    """Re-rank a scorer's scores of one layer.
+
+    Parameters
+    ----------
+    scores
+        [rows, n_past] float32 from `scorer.score(view)`, a row for each KV head or for each query head.
+    scorer
+        Knows its window, and with `space="before"` its scores before pooling.
+    view
+        The layer.
+    graph
+        The re-ranking.
+    budget
+        Tokens that the layer keeps, window included.
+
+    Returns
+    -------
+    Tensor
+        [rows, n_past] float32, finite; see `rerank`.
+    """
+    if graph.rounds == 0 or budget <= scorer.window:
+        return scores
+    pools_after = graph.space == "before"
+    nodes = scorer.raw_score(view) if pools_after else scores
+    senders, receivers = features(view, graph.edge, graph.rope, *nodes.shape)
+    ranked = rerank(nodes, senders, graph, view.n, budget - scorer.window, receivers)
+    return scorer.finish(ranked) if pools_after else ranked
+
+
+def rerank(
+    scores: Tensor, features: Tensor, graph: Graph, n: int, past_budget: int, receivers: Tensor | None = None
+) -> Tensor:
+    """Change the scores of tokens that resemble higher-ranked ones.
 
     Eq. (2): the `k` best tokens are sources. Eq. (1): an edge is the cosine of two features. Eq. (3): each source's
     neighbours are its `m` most similar other tokens. Eq. (5): a neighbour's score is multiplied by `1 - e` for
     each source that has it as a neighbour, in each round.
 
-    Readings where the paper is open: similarities are clamped to [0, 1], so a score never rises; exactly `m`
-    neighbours, ties to the lower position; sources may be neighbours of other sources; only past tokens are nodes.
+    Readings where the paper is open and no option says otherwise: exactly `m` neighbours, ties to the lower position;
+    only past tokens are nodes.
 
     Parameters
     ----------
     scores
-        [heads, n_past] float32, non-negative.
+        [rows, n_past] float32, non-negative.
     features
-        [heads, n_past, d], any float dtype: post-rotary keys for the paper's key–key edges.
+        [heads, n_past, d], any float dtype: post-rotary keys for the paper's key–key edges. `rows` is a multiple of
+        `heads`; rows of a group share a head's features.
     graph
-        k, m and T.
+        k, m, T and what an edge does.
     n
-        Prompt length in tokens, which `autoC` neighbours depend on.
+        Prompt length in tokens, which `autoC` neighbours depend on; the tokens after `n_past` are the window.
     past_budget
         Past tokens that the layer will keep, which `k` is a share of.
+    receivers
+        Features of the neighbours [heads', n_past, d], if they are others than those of the sources.
 
     Returns
     -------
     Tensor
-        [heads, n_past] float32, finite, non-negative, nowhere above `scores`. Memory is O(heads · (k·m + n)) beside
+        [rows, n_past] float32, finite. With clamped edges: decay and evict give nothing above `scores` (but for
+        evict's 2⁻¹⁴⁹), enhance nothing below; negative only if decays are summed. Memory is O(rows · (k·m + n)) beside
         one block of similarities.
     """
-    n_past = scores.shape[-1]
-    m = min(graph.n_neighbors(n), n_past - 1)
+    rows, n_past = scores.shape
+    k = min(graph.n_sources(past_budget, n - n_past), n_past)
+    others = n_past - (k if graph.source_immune else 1)
+    m = min(graph.n_neighbors(n), others)
     if graph.rounds == 0 or m < 1:
         return scores
-    k = min(graph.n_sources(past_budget), n_past)
-    sources = top_positions(scores, k)
-    neighbors, similarity = edges(features, sources, m)
-    factor = torch.ones_like(scores).scatter_reduce_(
-        -1, neighbors.flatten(-2), (1 - similarity).flatten(-2), "prod", include_self=True
-    )
-    return scores * factor**graph.rounds
+    receivers = features if receivers is None else receivers
+    similarity = Similarity(features, receivers, rows, graph.center, graph.clamp)
+    if graph.signal == "evict":
+        scores = scores.clamp_min(_LEAST)
+    choices, repeats = (graph.rounds, 1) if graph.reselect else (1, graph.rounds)
+    changed, total = scores, 0.0 if _logarithmic(graph) else 1.0
+    for _ in range(choices):
+        change = _change(changed, similarity, graph, k, m, all_others=m == others)
+        if _logarithmic(graph):
+            total = total + repeats * change
+            changed = _scaled(scores, total)
+        else:
+            # Bounded, so that 0 times it is 0 whatever the number of rounds.
+            total = (total * (1 + change) ** repeats).clamp(-1e300, 1e300)
+            changed = (scores * total).clamp(-_MAX, _MAX).float()
+    return changed
 
 
-def edges(features: Tensor, sources: Tensor, m: int) -> tuple[Tensor, Tensor]:
-    """The `m` most similar other tokens of each source and their clamped cosines, Eqs. (1) and (3).
+def _logarithmic(graph: Graph) -> bool:
+    """Whether edges bring logarithms of factors (evicting: of 0), else what is added to one."""
+    return graph.accumulate == "product" or graph.signal == "evict"
 
-    Parameters
-    ----------
-    features
-        [heads, n, d].
-    sources
-        [heads, k] int64 positions.
-    m
-        Neighbours a source, at most n - 1.
 
-    Returns
-    -------
-    tuple of Tensor
-        Positions [heads, k, m] int64 and similarities [heads, k, m] float32 in [0, 1].
+def _change(scores: Tensor, similarity: Similarity, graph: Graph, k: int, m: int, all_others: bool) -> Tensor:
+    """What one round does to each token, [rows, n_past] float64: the sum of what its edges bring, see `_signal`.
+
+    Float64 because tokens have hundreds of edges, and so that the order of the sources leaves no trace.
     """
-    heads, n, d = features.shape
-    unit = functional.normalize(features.float(), dim=-1)
-    neighbors, similarity = [], []
-    for block in sources.split(max(1, _BLOCK_ELEMENTS // (heads * n)), dim=-1):
-        senders = unit.gather(1, block[..., None].expand(-1, -1, d))
-        cosine = (senders @ unit.transpose(-1, -2)).clamp_(0, 1)
-        # Below every clamped cosine, so that a source is never its own neighbour.
-        cosine.scatter_(-1, block[..., None], -1.0)
-        found = top_positions(cosine, m)
-        neighbors.append(found)
-        similarity.append(cosine.gather(-1, found))
-    return torch.cat(neighbors, 1), torch.cat(similarity, 1)
+    sources = top_positions(scores, k)
+    immune = sources if graph.source_immune else None
+    last = graph.accumulate == "last" and not _logarithmic(graph)
+    if last:
+        sources = sources.gather(-1, scores.gather(-1, sources).argsort(dim=-1, descending=True, stable=True))
+        if all_others:
+            sources = sources[:, -2:]  # the weakest overwrites all but itself, which the one before it reaches
+    total = torch.zeros(scores.shape, dtype=torch.float64, device=scores.device)
+    if all_others and not last:
+        for block, cosine in similarity.blocks(sources):
+            signal = _signal(similarity.weigh(cosine), graph).scatter_(-1, block[..., None], 0)
+            total += signal.sum(1, dtype=torch.float64)
+        return total if immune is None else total.scatter_(-1, immune, 0)
+    neighbors, e = similarity.neighbors(sources, m, immune)
+    signal, neighbors = _signal(e.double(), graph).flatten(1), neighbors.flatten(1)
+    if last:
+        order = torch.arange(sources.shape[1], device=scores.device).repeat_interleave(m).expand_as(neighbors)
+        final = torch.full_like(scores, -1, dtype=torch.int64).scatter_reduce_(-1, neighbors, order, "amax")
+        signal = torch.where(final.gather(-1, neighbors) == order, signal, 0)
+    return total.scatter_add_(-1, neighbors, signal)
+
+
+def _signal(e: Tensor, graph: Graph) -> Tensor:
+    """What edges of similarity `e`, which is overwritten, bring; see `_logarithmic`."""
+    if graph.signal == "evict":
+        return torch.full_like(e, -math.inf)
+    added = e if graph.signal == "enhance" else e.neg_()
+    return added.log1p_() if graph.accumulate == "product" else added
+
+
+def _scaled(scores: Tensor, log: Tensor) -> Tensor:
+    """`scores · exp(log)` in float32, ranked rightly even where hundreds of factors leave its range.
+
+    There a number made of the logarithm stands for the product: below the smallest normal number, or above a third
+    of the largest, and in the same order.
+    """
+    size = scores.double().log() + log
+    result = (scores * log.clamp_max(700).exp()).float()
+    low, high = math.log(_MIN), math.log(_MAX)
+    result = torch.where((size < low) & (scores >= _MIN), (_MIN * low / size).float(), result)
+    return torch.where(size > high - 1, (_MAX * (1 - 0.5 * (high - 1) / size)).float(), result)

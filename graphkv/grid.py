@@ -8,6 +8,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import reduce
+from operator import or_
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -184,8 +186,11 @@ def _run_sample(group: Group, sample: Sample, wanted: list[int]) -> Iterator[tup
     config, engine = group.config, engine_for(group.info)
     try:
         encoded = group.task.encode(sample)
-        window = max(group.cells[i].scorer.needs.queries for i in wanted)
-        prefill = engine.prefill(encoded.ids, window=window, chunk=config.prefill.chunk)
+        needs = reduce(or_, (group.cells[i].needs for i in wanted))
+        prefill = engine.prefill(encoded.ids, window=0, needs=needs, chunk=config.prefill.chunk)
+        if needs.answer:
+            limits = (sample.max_new_tokens, encoded.stop_ids, encoded.min_new_tokens)
+            prefill = engine.look_ahead(prefill, *limits)
     except Exception as error:
         yield from ((i, _failed(sample, error)) for i in wanted)
         return
@@ -221,6 +226,7 @@ def _run_sample(group: Group, sample: Sample, wanted: list[int]) -> Iterator[tup
                     "finish": answer.finish,
                     **_describe(encoded),
                     "kept": cell.kept_per_layer,
+                    "kept_per_head": cell.kept_per_head if group.cells[i].head_budget == "ada" else None,
                     "bytes": cell.bytes,
                     "seconds": {"prefill": share, "select": cell.seconds, "decode": answer.seconds},
                     "decode_batch": answer.batch,

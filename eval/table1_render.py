@@ -14,7 +14,8 @@ import pandas as pd
 from eval.metrics import TASKS
 from eval.paper import printed_average_differs
 from eval.records import write_atomically
-from eval.table1 import AVERAGE, SHORT, Entry, Row, Table1
+from eval.table1 import Entry, Row, Table1
+from eval.table1_words import AVERAGE, SHORT
 from eval.tables import MISSING
 
 

@@ -16,8 +16,9 @@ import pytest
 from eval import paper
 from eval.errors import UserError
 from eval.metrics import LONGBENCH
-from eval.table1 import AVERAGE, SHORT, CellResult, ModelResults, Row, Table1, build
+from eval.table1 import CellResult, ModelResults, Row, Table1, build
 from eval.table1_render import as_text, write
+from eval.table1_words import AVERAGE, SHORT
 
 GRAPH = {"source_ratio": 0.3, "neighbors": "auto3", "rounds": 1}
 OPTIONS = {

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from graphkv.prefill import Prefill
-from scorers import LayerView
+from graphkv.selection import keep
+from scorers import LayerView, Scorer
 
 Kept = Tensor | list[Tensor]
 """Kept positions of one layer: [heads, kept] int64, or a [kept] tensor a head where heads keep different numbers."""
@@ -23,6 +25,22 @@ Kept = Tensor | list[Tensor]
 # Entries at least this share of a group's longest join it: padding costs at most the inverse, and a full-cache row
 # does not blow up the compressed rows beside it.
 _GROUP_SHARE = 0.5
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How a row is kept within its budget while its answer is written.
+
+    Attributes
+    ----------
+    scorer
+        Scores the row's cache as it scored the prompt; see `Scorer.decode_score`.
+    budgets
+        Tokens that each layer keeps, window included.
+    """
+
+    scorer: Scorer
+    budgets: Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -47,6 +65,10 @@ class _Group:
         [e, 1, 1, columns] bool, False on padding, or None if there is none.
     whole
         Whether every entry of the batch is here.
+    lengths
+        Columns before `start` that are not padding, of each entry.
+    mass
+        [e, shared query heads, columns] float32 attention received so far, if a policy needs it.
     """
 
     pairs: list[tuple[int, int]]
@@ -59,6 +81,8 @@ class _Group:
     start: int
     visible: Tensor | None
     whole: bool
+    lengths: list[int]
+    mass: Tensor | None = None
 
 
 class RaggedCache:
@@ -72,11 +96,20 @@ class RaggedCache:
         One entry a row: what it keeps of each layer.
     capacity
         How many tokens will be appended at most.
+    policies
+        For each row how `trim` evicts, or None for a row that only grows; None for no row.
     """
 
-    def __init__(self, prefill: Prefill, kept: Sequence[Sequence[Kept]], capacity: int) -> None:
-        self.prompt_length = prefill.n
-        self.appended = 0
+    def __init__(
+        self,
+        prefill: Prefill,
+        kept: Sequence[Sequence[Kept]],
+        capacity: int,
+        policies: Sequence[Policy | None] | None = None,
+    ) -> None:
+        self.prompt_length, self.capacity = prefill.n, capacity
+        self.appended = self.trimmed = 0  # tokens so far, and how many of them there were at the last trim
+        self.policies = list(policies or ())
         self.layers: list[list[_Group]] = []
         for layer, view in enumerate(prefill.layers):
             rows = [row[layer] for row in kept]
@@ -88,6 +121,17 @@ class RaggedCache:
                 for entries in _similar(lengths, kinds)
             ]
             self.layers.append([replace(group, whole=len(groups) == 1) for group in groups])
+        needs = [policy.scorer.needs for policy in self.policies if policy is not None]
+        self._n_recent = max((need.queries for need in needs), default=0)
+        self.views = prefill.layers if needs else []
+        self.recent = [
+            view.queries[None, :, view.queries.shape[1] - min(self._n_recent, view.n) :].repeat(len(kept), 1, 1, 1)
+            for view in self.views
+        ]
+        if any(need.mass for need in needs):
+            for layer, view in enumerate(prefill.layers):
+                rows = [row[layer] for row in kept]
+                self.layers[layer] = [_with_mass(group, view, rows, capacity) for group in self.layers[layer]]
 
     @property
     def position(self) -> int:
@@ -100,7 +144,7 @@ class RaggedCache:
         key, value = (new.reshape(rows * key.shape[1], q, d) for new in (key, value))
         output = torch.empty(rows, heads, q, d, dtype=query.dtype, device=query.device)
         for group in self.layers[module.layer_idx]:
-            begin = group.start + self.appended
+            begin = group.start + self.appended - self.trimmed
             group.keys[:, begin : begin + q] = key[group.sources]
             group.values[:, begin : begin + q] = value[group.sources]
             # The query heads of an entry are queries of one attention problem: keys are never repeated.
@@ -113,17 +157,48 @@ class RaggedCache:
                 attn_mask=_mask(group, q, begin + q, shared),
                 scale=scaling,
             )[:, 0]
+            if group.mass is not None:
+                _add_mass(group, queries[group.entries], begin + q, scaling)
             if group.whole:
-                return result.view(rows, heads, q, d)
-            output.view(rows * group.heads, shared * q, d)[group.entries] = result
+                output = result.view(rows, heads, q, d)
+            else:
+                output.view(rows * group.heads, shared * q, d)[group.entries] = result
+        if self._n_recent:
+            layer = module.layer_idx
+            self.recent[layer] = torch.cat([self.recent[layer], query], 2)[:, :, -self._n_recent :]
         return output
 
     def advance(self, q: int) -> None:
         """Count `q` tokens as appended, after every layer has seen them."""
         self.appended += q
 
+    def trim(self) -> None:
+        """Evict from every row with a policy what exceeds its budget, by the scores that its cache has now."""
+        since = self.appended - self.trimmed
+        for layer, view in enumerate(self.views):
+            entries = [entry for group in self.layers[layer] for entry in _unpack(group, since)]
+            rows: dict[int, list[_Entry]] = {}
+            for entry in sorted(entries, key=lambda entry: entry.pair):
+                rows.setdefault(entry.pair[0], []).append(entry)
+            for row, stored in rows.items():
+                policy = self.policies[row]
+                if policy is not None and stored[0].keys.shape[0] > policy.budgets[layer]:
+                    rows[row] = _evict(stored, view, self.recent[layer][row], policy, policy.budgets[layer])
+            entries = [entry for stored in rows.values() for entry in stored]
+            lengths = [entry.keys.shape[0] for entry in entries]
+            kinds = [len(rows[entry.pair[0]]) for entry in entries]
+            groups = [
+                _pack([entries[i] for i in group], kinds[group[0]], view, self.capacity - self.appended)
+                for group in _similar(lengths, kinds)
+            ]
+            self.layers[layer] = [replace(group, whole=len(groups) == 1) for group in groups]
+        self.trimmed = self.appended
+
     def keep_rows(self, rows: Sequence[int]) -> None:
         """Drop all rows but `rows` (ascending), which are renumbered from 0."""
+        if self.policies:
+            self.policies = [self.policies[row] for row in rows]
+            self.recent = [recent[list(rows)] for recent in self.recent]
         for layer, groups in enumerate(self.layers):
             kept = [smaller for group in groups if (smaller := _keep_rows(group, rows)) is not None]
             self.layers[layer] = [replace(group, whole=len(kept) == 1) for group in kept]
@@ -173,7 +248,7 @@ def _gather(view: LayerView, rows: Sequence[Kept], stored: Sequence[tuple[int, i
         return padded
 
     keys, values = copy(view.keys), copy(view.values)
-    return _Group(stored, heads, kv_heads, entries, sources, keys, values, start, visible, whole=False)
+    return _Group(stored, heads, kv_heads, entries, sources, keys, values, start, visible, False, lengths)
 
 
 def _numbers(
@@ -211,4 +286,96 @@ def _keep_rows(group: _Group, rows: Sequence[int]) -> _Group | None:
         keys=group.keys[index],
         values=group.values[index],
         visible=None if group.visible is None else group.visible[index],
+        lengths=[group.lengths[slot] for slot in slots],
+        mass=None if group.mass is None else group.mass[index],
     )
+
+
+# Eviction while decoding ---------------------------------------------------------------------------------------------
+
+
+class _Entry(NamedTuple):
+    """One stored head of one row without padding: keys, values [L, d], mass [shared query heads, L] or None."""
+
+    pair: tuple[int, int]
+    keys: Tensor
+    values: Tensor
+    mass: Tensor | None
+
+
+def _with_mass(group: _Group, view: LayerView, rows: Sequence[Kept], capacity: int) -> _Group:
+    """The group with the mass that its kept tokens had when the prompt was read."""
+    if view.mass is None:
+        return group
+    by_head = view.mass.unflatten(0, (group.heads, -1))
+    mass = view.mass.new_zeros(len(group.pairs), by_head.shape[1], group.start + capacity)
+    for slot, ((row, head), length) in enumerate(zip(group.pairs, group.lengths, strict=True)):
+        mass[slot, :, group.start - length : group.start] = by_head[head][:, rows[row][head]]
+    return replace(group, mass=mass)
+
+
+def _add_mass(group: _Group, queries: Tensor, columns: int, scaling: float) -> None:
+    """Add the attention of one new token's [e, shared, d] queries to the mass of every column."""
+    logits = queries.float() @ group.keys[:, :columns].float().mT * scaling
+    if group.visible is not None:
+        logits.masked_fill_(~group.visible[:, 0, :, :columns], float("-inf"))
+    group.mass[..., :columns] += logits.softmax(-1)
+
+
+def _unpack(group: _Group, since: int) -> list[_Entry]:
+    end = group.start + since
+    return [
+        _Entry(
+            pair,
+            group.keys[slot, group.start - length : end],
+            group.values[slot, group.start - length : end],
+            None if group.mass is None else group.mass[slot, :, group.start - length : end],
+        )
+        for slot, (pair, length) in enumerate(zip(group.pairs, group.lengths, strict=True))
+    ]
+
+
+def _evict(stored: Sequence[_Entry], view: LayerView, recent: Tensor, policy: Policy, budget: int) -> list[_Entry]:
+    """The stored heads of one row, cut to `budget` tokens each."""
+    mass = None if stored[0].mass is None else torch.cat([entry.mass for entry in stored])
+    now = replace(
+        view,
+        keys=torch.stack([entry.keys for entry in stored]),
+        values=torch.stack([entry.values for entry in stored]),
+        queries=recent,
+        mass=mass,
+        answer_queries=None,
+    )
+    scores = policy.scorer.decode_score(now)
+    kept = keep(scores, budget, now.n, policy.scorer.sinks)
+    return [
+        _Entry(
+            entry.pair,
+            entry.keys[index],
+            entry.values[index],
+            None if entry.mass is None else entry.mass[:, index],
+        )
+        for entry, index in zip(stored, kept, strict=True)
+    ]
+
+
+def _pack(entries: Sequence[_Entry], heads: int, view: LayerView, capacity: int) -> _Group:
+    """A padded group of entries with room for `capacity` more tokens."""
+    kv_heads, d, device = view.keys.shape[0], view.keys.shape[-1], view.keys.device
+    pairs = [entry.pair for entry in entries]
+    lengths = [entry.keys.shape[0] for entry in entries]
+    start = max(lengths)
+    keys, values = (view.keys.new_zeros(len(entries), start + capacity, d) for _ in range(2))
+    first = entries[0].mass
+    mass = None if first is None else first.new_zeros(len(entries), first.shape[0], start + capacity)
+    for slot, (entry, length) in enumerate(zip(entries, lengths, strict=True)):
+        keys[slot, start - length : start] = entry.keys
+        values[slot, start - length : start] = entry.values
+        if mass is not None:
+            mass[slot, :, start - length : start] = entry.mass
+    padding = torch.tensor([start - length for length in lengths], device=device)
+    visible = None
+    if min(lengths) < start:
+        visible = (torch.arange(start + capacity, device=device) >= padding[:, None])[:, None, None]
+    numbers = _numbers(pairs, heads, kv_heads, device)
+    return _Group(pairs, heads, kv_heads, *numbers, keys, values, start, visible, False, lengths, mass)

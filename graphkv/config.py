@@ -77,6 +77,18 @@ class CellSettings:
         elif not 0 < self.budget <= 1:
             raise ValueError(f"budget must be whole tokens or a ratio in (0, 1], not {self.budget}")
 
+    def check_decode_eviction(self) -> None:
+        """Refuse to go on evicting in decode with a method that is not defined so, or with ragged heads."""
+        if self.scorer.keeps_all:
+            return
+        if not self.scorer.evicts_in_decode:
+            defined = [name for name in scorers.names() if scorers.get(name).evicts_in_decode]
+            raise UserError(f"decode.evict_every is defined for {', '.join(defined)}, not for {self.name}")
+        if self.head_budget != "uniform":
+            raise UserError("decode.evict_every works with head_budget=uniform only")
+        if getattr(self.scorer, "causal", True) is False:
+            raise UserError("decode.evict_every needs scorer.causal=true: what a later token attends to is causal")
+
     @property
     def needs(self) -> scorers.Needs:
         """What must be recorded of a prompt for this cell."""
@@ -130,16 +142,22 @@ class DecodeConfig:
         `batch`: all cells of a sample are rows of one batch; `solo`: one after the other, the reference.
     max_cells
         Most rows in a batch.
+    evict_every
+        Cut cells back to their budget after every so many tokens of the answer, for methods that are defined so;
+        None evicts after the prefill only.
     """
 
     mode: str = "batch"
     max_cells: int = 32
+    evict_every: int | None = None
 
     def __post_init__(self) -> None:
         if self.mode not in ("batch", "solo"):
             raise ValueError(f"mode must be batch or solo, not {self.mode!r}")
         if self.max_cells < 1:
             raise ValueError(f"max_cells must be 1 or more, not {self.max_cells}")
+        if self.evict_every is not None and self.evict_every < 1:
+            raise ValueError(f"evict_every must be 1 or more tokens or null, not {self.evict_every}")
 
 
 @dataclass(frozen=True)
@@ -283,7 +301,7 @@ def parse(config: DictConfig) -> RunConfig:
         raise UserError(f"limit must be a positive number of samples or null, not {limit!r}")
     if not isinstance(values["partial"], bool):
         raise UserError(f"partial must be true or false, not {values['partial']!r}")
-    return RunConfig(
+    run = RunConfig(
         model=build(ModelConfig, values["model"], "model"),
         cell=cell_settings(
             scorer.pop("name"),
@@ -303,6 +321,9 @@ def parse(config: DictConfig) -> RunConfig:
         limit=limit,
         partial=values["partial"],
     )
+    if run.decode.evict_every is not None:
+        run.cell.check_decode_eviction()
+    return run
 
 
 def model_preset(name: str, **overrides: Any) -> ModelConfig:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from graphkv.attention import forward
-from graphkv.cache import Kept, RaggedCache
+from graphkv.cache import Kept, Policy, RaggedCache
 from graphkv.prefill import Prefill, synchronize
 
 
@@ -46,6 +46,8 @@ def greedy(
     max_new_tokens: int,
     stop_ids: Collection[int] = (),
     min_new_tokens: int = 0,
+    policies: Sequence[Policy | None] | None = None,
+    evict_every: int | None = None,
 ) -> list[Generation]:
     """Decode the rows of a batch greedily; a row leaves the batch at its stop token.
 
@@ -66,6 +68,8 @@ def greedy(
         Tokens that end a row.
     min_new_tokens
         Stop tokens cannot be chosen before so many tokens were written.
+    policies, evict_every
+        After every so many appended tokens, rows with a policy are cut back to their budget; None never.
 
     Returns
     -------
@@ -77,7 +81,7 @@ def greedy(
         return results
     begin = time.perf_counter()
     stop = torch.tensor(sorted(stop_ids), dtype=torch.int64, device=prefill.device)
-    cache = RaggedCache(prefill, kept, capacity=max_new_tokens - 1)
+    cache = RaggedCache(prefill, kept, max_new_tokens - 1, policies if evict_every else None)
     active = list(range(len(kept)))
     logits = prefill.logits.expand(len(kept), -1)
     while True:
@@ -104,13 +108,25 @@ def greedy(
         ids = torch.tensor(tokens, device=prefill.device)[:, None]
         logits = forward(model, ids, cache.position, cache)[:, -1].float()
         cache.advance(1)
+        if evict_every and cache.appended % evict_every == 0:
+            cache.trim()
     synchronize(prefill.device)
     return results
 
 
-def solo(model: PreTrainedModel, prefill: Prefill, kept: Sequence[Sequence[Kept]], **options) -> list[Generation]:
+def solo(
+    model: PreTrainedModel,
+    prefill: Prefill,
+    kept: Sequence[Sequence[Kept]],
+    *,
+    policies: Sequence[Policy | None] | None = None,
+    **options,
+) -> list[Generation]:
     """`greedy`, one row after the other: the reference that batching is measured against."""
-    return [greedy(model, prefill, [row], **options)[0] for row in kept]
+    each = [None] * len(kept) if policies is None else policies
+    return [
+        greedy(model, prefill, [row], policies=[policy], **options)[0] for row, policy in zip(kept, each, strict=True)
+    ]
 
 
 class _QueryTap:

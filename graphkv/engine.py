@@ -13,7 +13,7 @@ from torch import Tensor
 
 from eval.errors import UserError
 from graphkv import budgets, decode
-from graphkv.cache import Kept
+from graphkv.cache import Kept, Policy
 from graphkv.config import CellSettings, cell_settings, model_preset
 from graphkv.decode import Generation
 from graphkv.graph import rerank_layer
@@ -190,6 +190,7 @@ class Engine:
         min_new_tokens: int = 0,
         mode: str = "batch",
         beyond_positions: bool = False,
+        evict_every: int | None = None,
     ) -> list[Generation]:
         """Token ids that `cells` write, greedily.
 
@@ -209,12 +210,21 @@ class Engine:
             `batch`, or `solo` for the reference that decodes one cell after the other.
         beyond_positions
             Let prompt and answer exceed the model's positions; rotary embeddings extrapolate silently.
+        evict_every
+            After every so many tokens, cut cells back to their budget, by what their scorers say of the cache as it
+            is then; None evicts after the prefill only.
+
+        Raises
+        ------
+        UserError
+            If prompt and answer exceed the positions, or if a cell cannot evict while decoding.
         """
         if not beyond_positions and prefill.n + max_new_tokens > self.info.max_positions:
             raise UserError(
                 f"a prompt of {prefill.n} tokens and an answer of {max_new_tokens} exceed the "
                 f"{self.info.max_positions} positions of {self.info.label}"
             )
+        policies = None if evict_every is None else [_policy(cell) for cell in cells]
         run = {"batch": decode.greedy, "solo": decode.solo}[mode]
         return run(
             self.model,
@@ -223,11 +233,20 @@ class Engine:
             max_new_tokens=max_new_tokens,
             stop_ids=self.info.stop_ids if stop_ids is None else frozenset(stop_ids),
             min_new_tokens=min_new_tokens,
+            policies=policies,
+            evict_every=evict_every,
         )
 
     def text(self, ids: Sequence[int]) -> str:
         """Text of generated ids without special tokens."""
         return self.tokenizer.decode(ids, skip_special_tokens=True)
+
+
+def _policy(cell: Cell) -> Policy | None:
+    """How a cell goes on evicting; None for the full cache."""
+    settings = cell.settings
+    settings.check_decode_eviction()
+    return None if settings.scorer.keeps_all else Policy(settings.scorer, [len(kept[0]) for kept in cell.kept])
 
 
 def _view(view: LayerView, settings: CellSettings) -> LayerView:

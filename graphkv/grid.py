@@ -120,7 +120,7 @@ class Group:
                 "attention": model.attention,
                 "device": info.device,
             },
-            "decode": first.decode.mode,
+            "decode": {"mode": first.decode.mode, "evict_every": first.decode.evict_every},
             "prefill": asdict(first.prefill),
         }
         root = Path(first.results_dir) / model.label / task.name
@@ -206,6 +206,7 @@ def _run_sample(group: Group, sample: Sample, wanted: list[int]) -> Iterator[tup
                 stop_ids=encoded.stop_ids,
                 min_new_tokens=encoded.min_new_tokens,
                 mode=config.decode.mode,
+                evict_every=config.decode.evict_every,
                 beyond_positions=encoded.notes.get("overflow", 0) > 0,
             )
         except Exception as error:
@@ -261,7 +262,7 @@ def report(groups: Sequence[Group]) -> None:
     comparable: dict[str, list[Group]] = {}
     for group in groups:
         if group.config.task["name"] == "longbench":
-            facts = {**group.task.facts, "dtype": group.config.model.dtype, "decode": group.config.decode.mode}
+            facts = {**group.task.facts, "dtype": group.config.model.dtype, "decode": asdict(group.config.decode)}
             comparable.setdefault(key_of(facts), []).append(group)
     for together in comparable.values():
         _report_longbench(together)

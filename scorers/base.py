@@ -156,6 +156,8 @@ class Scorer(abc.ABC):
 
     budget_rule: ClassVar[str] = "uniform"
     """How the budget is spread over layers (`graphkv.budgets.RULES`)."""
+    evicts_in_decode: ClassVar[bool] = False
+    """Whether the method is defined to go on evicting while the answer is written (`decode.evict_every`)."""
     keeps_all: ClassVar[bool] = False
     """True for the full cache only: nothing is evicted and no budget applies."""
 
@@ -182,6 +184,10 @@ class Scorer(abc.ABC):
             [G, n - window] float32, finite, non-negative, higher = keep. Multiplying a score by a factor in
             [0, 1] must mean "less important", which is why it may not be negative.
         """
+
+    def decode_score(self, layer: LayerView) -> Tensor:
+        """`score` while the answer is written: `layer` holds what the cache stores then, and the newest queries."""
+        return self.score(layer)
 
     def raw_score(self, layer: LayerView) -> Tensor:
         """`score` before a scorer that pools has pooled: `score(layer)` is `finish(raw_score(layer))`."""

@@ -16,9 +16,10 @@ class Cake(SnapKV):
     Qin et al., "CAKE: Cascading and Adaptive KV Cache Eviction with Layer Preferences" (ICLR 2025, arXiv 2503.12491),
     section 4; reference code `antgroup/cakekv`. The budget rule is `graphkv.budgets.cake`.
 
-    Divergences: attention is float32 (half precision in the reference); eviction ends with the prefill, while the
-    reference goes on at each decoding step with that step's attention; a prompt that fits the budget is kept, but
-    not one up to `window` tokens longer; the group is reduced before pooling, which is the same for means.
+    Divergences: attention is float32 (half precision in the reference); eviction ends with the prefill, unless
+    `decode.evict_every=1` goes on at each step with that step's attention, as the reference does; a prompt that fits
+    the budget is kept, but not one up to `window` tokens longer; the group is reduced before pooling, which is the
+    same for means.
 
     Parameters
     ----------
@@ -43,6 +44,7 @@ class Cake(SnapKV):
     cascading: bool = False
 
     budget_rule: ClassVar[str] = "cake"
+    evicts_in_decode: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -58,6 +60,11 @@ class Cake(SnapKV):
         attention = self._attention(layer)
         score = attention.mean(1) + self.gamma * _variance(attention)
         return reduce_group(score.unflatten(0, (layer.keys.shape[0], -1)), self.group)
+
+    def decode_score(self, layer: LayerView) -> Tensor:
+        """Pooled attention of the newest query alone, as the reference's decode-time eviction has it."""
+        newest = layer.window_attention(1)[:, 0, : layer.n - self.window]
+        return self.finish(reduce_group(newest.unflatten(0, (layer.keys.shape[0], -1)), self.group))
 
     def preference(self, layer: LayerView) -> float:
         """How much of the budget the layer asks for: `entropy^(1/τ1) · variance^(1/τ2)`.

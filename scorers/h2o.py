@@ -1,6 +1,7 @@
 """H2O: heavy hitters, the tokens that attention has summed up on."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -22,9 +23,10 @@ class H2O(Scorer):
     `Zefan-Cai/KVCache-Factory` at ffac160, where only the last `window` x `window` block was masked, so that all other
     queries also attend to their future. It was made causal in commit 9f9aa2e (June 2026).
 
-    Divergences: the prompt is evicted once, after its prefill, as KVCache-Factory does; the reference goes on to
-    add and evict at each decoding step. Query heads of a KV head are reduced to one score (the reference covers models
-    without shared keys only). Softmax and sums are float32; the reference's are half precision.
+    The reference goes on to add and evict at each decoding step: `decode.evict_every=1`. Divergences: by default the
+    prompt is evicted once, after its prefill, as KVCache-Factory does. Query heads of a KV head are reduced to one
+    score (the reference covers models without shared keys only). Softmax and sums are float32; the reference's are
+    half precision.
 
     Parameters
     ----------
@@ -38,6 +40,8 @@ class H2O(Scorer):
 
     causal: bool = True
     group: str = "mean"
+
+    evicts_in_decode: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,6 +1,7 @@
 """R-KV: important tokens that are not like all the others."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -24,8 +25,9 @@ class RKV(SnapKV):
     reference code `Zefan-Cai/R-KV`, `R1KV._compute_scores` and `cal_similarity`.
 
     Divergences: the score is `λ I + (1 - λ)(max R - R)`, Z raised by a constant of the head, so that none is negative
-    and a factor of the graph lowers it; one eviction after the prefill, where the reference also evicts every 128
-    generated tokens; float32; the mean of C comes from sums of unit keys, so similarities never exist as n x n.
+    and a factor of the graph lowers it; one eviction after the prefill, unless `decode.evict_every=128`, the
+    reference's interval, goes on; float32; the mean of C comes from sums of unit keys, so similarities never exist as
+    n x n.
 
     Parameters
     ----------
@@ -49,6 +51,8 @@ class RKV(SnapKV):
     weight: float = 0.07
     threshold: float = 0.5
     spare_last: bool = True
+
+    evicts_in_decode: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,6 +1,7 @@
 """TOVA: what the last token attends to."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -16,8 +17,8 @@ class TOVA(Scorer):
     Oren et al., "Transformers are Multi-State RNNs" (EMNLP 2024, arXiv 2401.06104), section 3; reference code
     `schwartz-lab-NLP/TOVA`.
 
-    Divergences: the prompt is evicted once, after its prefill; the reference goes on to evict a token at each
-    decoding step by that step's attention. Attention is float32.
+    The reference goes on to evict a token at each decoding step by that step's attention: `decode.evict_every=1`.
+    Divergences: by default the prompt is evicted once, after its prefill. Attention is float32.
 
     Parameters
     ----------
@@ -26,6 +27,8 @@ class TOVA(Scorer):
     """
 
     window: int = 0
+
+    evicts_in_decode: ClassVar[bool] = True
 
     @property
     def needs(self) -> Needs:

@@ -13,9 +13,10 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eval import needle
+from eval import needle, needles
 from eval.errors import UserError
-from eval.needle import HAYSTACK, INSTRUCTION, NEEDLES, NeedleConfig, build, contains, overlap, rouge1
+from eval.needle import HAYSTACK, INSTRUCTION, NeedleConfig, build
+from eval.needles import NEEDLES, SCORES, contains, overlap, rouge1
 
 DOLORES = NEEDLES["dolores"]
 LENGTHS = [300, 777, 2000]
@@ -59,7 +60,7 @@ def test_reference_and_prediction_are_not_swapped():
     """Case N6: the share of the *answer's* words, however short or long the prediction is."""
     assert overlap("a b", "a b c d") == 0.5
     assert overlap("a b c d", "a b") == 1.0
-    rouge = needle._rouge().score("a b c d", "a b")["rouge1"]
+    rouge = needles._rouge().score("a b c d", "a b")["rouge1"]
     assert (rouge.precision, rouge.recall) == (1.0, 0.5)
 
 
@@ -76,7 +77,7 @@ def test_needles_are_well_formed(name):
 @given(text=st.text())
 @settings(max_examples=100, deadline=None)
 def test_score_takes_any_text(text):
-    scores = {name: function(text, DOLORES) for name, function in needle._SCORES.items()}
+    scores = {name: function(text, DOLORES) for name, function in SCORES.items()}
     assert scores.keys() == {"overlap", "rouge1", "contains"}
     assert all(isinstance(value, float) and value >= 0 for value in scores.values())
 

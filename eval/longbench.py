@@ -141,6 +141,9 @@ def build(
                     f"{folder / task}.jsonl has {len(rows[task])} rows, LongBench has {ROWS[task]}: "
                     f"say partial=true to use it nevertheless"
                 )
+    limits = {task: templates.MAX_NEW_TOKENS[templates.base(task)] for task in tasks}
+    if config["data"] == "mini":
+        limits = {task: min(tokens, mini.MAX_NEW_TOKENS) for task, tokens in limits.items()}
     source = config["data"] if config["data"] in ("hub", "mini") else "folder"
     samples = tuple(
         Sample(
@@ -148,7 +151,7 @@ def build(
             task=task,
             prompt=templates.fill(task, row),
             references=tuple(row["answers"]),
-            max_new_tokens=templates.MAX_NEW_TOKENS[templates.base(task)],
+            max_new_tokens=limits[task],
             meta={
                 "length": row["length"],
                 "language": row["language"],
@@ -173,6 +176,7 @@ def build(
         task: {
             "data": hashes[task],
             "template": templates.SHA256[templates.base(task)],
+            "max_new_tokens": limits[task],
             "protocol": asdict(profile),
             "chat_template": chat_template,
             "metric_versions": METRIC_VERSIONS,

@@ -20,6 +20,9 @@ from eval import mini_code
 from eval import mini_texts as texts
 from eval.templates import base
 
+MAX_NEW_TOKENS = 128
+"""Longest answer to a mini row in tokens: its summaries are short, and LongBench's 512 would be most of a run."""
+
 ROWS = 20
 """Rows of each task."""
 

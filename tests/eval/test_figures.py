@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
-from eval import needle
 from eval.errors import UserError
 from eval.figures import SCORE_MAX, needle_figure, needle_heatmap
+from eval.needles import SCORES
 
 LENGTHS, DEPTHS = [1000, 2000, 3000], [0, 25, 50, 75, 100]
 LONG_NAME = "SnapKV + GraphKV (k=0.1, m=3, T=2, key-key cosine, decay=1-sim), B=128, granularity=kv_head"
@@ -67,7 +67,7 @@ def test_all_panels_share_the_scale_of_the_score(score):
 
 
 def test_scores_have_a_scale():
-    assert SCORE_MAX.keys() == needle._SCORES.keys()
+    assert SCORE_MAX.keys() == SCORES.keys()
 
 
 def test_title_of_a_panel_has_the_mean():

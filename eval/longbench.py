@@ -73,6 +73,7 @@ class LongBenchTask:
     max_positions: int
     model_stop_ids: frozenset[int]
     main_score: str = "score"
+    measure: str = "answer"
 
     def encode(self, sample: Sample) -> Encoded:
         """Token ids of `sample` under the protocol."""

@@ -241,6 +241,7 @@ class NeedleTask:
         _refuse_needles_in(text)
 
         self.name = config.name
+        self.measure = "answer"
         self.main_score = config.score
         self.data_hash = _sha256([text, [asdict(NEEDLES[n]) for n in names], INSTRUCTION, PLAIN_CUE, config.seed])
         self.facts = {"data_hash": self.data_hash, "needles": names}

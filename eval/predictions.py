@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from eval.errors import UserError
 from eval.metrics import LONGBENCH, TASKS
-from eval.records import RECORDS, read_records
+from eval.records import RECORDS, read_cell
 
 
 class Row(NamedTuple):
@@ -84,20 +84,20 @@ def _kvcache_factory(folder: Path) -> dict[str, dict[str, Path]]:
 
 
 def _ours(folder: Path) -> dict[str, dict[str, Path]]:
-    """The records of `results/<model>/longbench-<protocol>`: cell → task → path."""
+    """The cells of `results/<model>/longbench-<protocol>`: cell → task → folder."""
     runs: dict[str, dict[str, Path]] = {}
-    for path in sorted(folder.glob(f"*/*/{RECORDS}")):
-        task, cell = path.parent.parent.name, path.parent.name.rpartition("-")[0]
+    for path in sorted({found.parent for found in folder.glob("*/*/records*.jsonl")}):
+        task, cell = path.parent.name, path.name.rpartition("-")[0]
         if task in TASKS:
             other = runs.setdefault(cell, {}).setdefault(task, path)
             if other != path:
-                raise UserError(f"{other.parent} and {path.parent} are both {cell}: move one of them away")
+                raise UserError(f"{other} and {path} are both {cell}: move one of them away")
     return runs
 
 
 def _read(path: Path, task: str) -> list[Row]:
     """All rows of one file, checked."""
-    if path.name == RECORDS:
+    if path.is_dir():
         return _read_ours(path)
     try:
         content = path.read_bytes()
@@ -128,9 +128,9 @@ def _read(path: Path, task: str) -> list[Row]:
 
 
 def _read_ours(path: Path) -> list[Row]:
-    """The rows of a record file; a failed sample is an error, since a score without it would be another score."""
+    """The rows of a cell's folder; a failed sample is an error, since a score without it would be another score."""
     rows = []
-    for sample, record in read_records(path).items():
+    for sample, record in read_cell(path).items():
         if record["status"] != "ok":
             raise UserError(f"{path}: sample {sample} failed ({record.get('error')}): run its command again")
         meta = record["meta"]

@@ -75,6 +75,9 @@ class Task(Protocol):
     ----------
     name
         What a folder of results is called: the task group, with data and protocol where there are several.
+    measure
+        What is done with each cell: `answer` lets it answer and scores the text; others stand in
+        `graphkv.measures`.
     main_score
         The key of `score` that tables and figures show.
     samples
@@ -87,6 +90,7 @@ class Task(Protocol):
     """
 
     name: str
+    measure: str
     main_score: str
     samples: Sequence[Sample]
     identity: Mapping[str, Mapping[str, Any]]

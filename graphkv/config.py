@@ -191,6 +191,8 @@ class RunConfig:
     results_dir: str
     limit: int | None
     partial: bool
+    artifact: str | None = None
+    on_error: str = "continue"
 
 
 def build(cls: type, values: Mapping[str, Any], where: str) -> Any:
@@ -276,8 +278,8 @@ def cell_settings(
 
 
 _TOP = (
-    "budget decode granularity graphkv head_budget head_floor limit model name partial prefill protocol results_dir "
-    "scorer task"
+    "artifact budget decode granularity graphkv head_budget head_floor limit model name on_error partial prefill "
+    "protocol results_dir scorer task"
 ).split()
 
 
@@ -320,7 +322,11 @@ def parse(config: DictConfig) -> RunConfig:
         results_dir=values["results_dir"],
         limit=limit,
         partial=values["partial"],
+        artifact=values["artifact"],
+        on_error=values["on_error"],
     )
+    if run.on_error not in ("continue", "stop"):
+        raise UserError(f"on_error must be continue or stop, not {run.on_error!r}")
     if run.decode.evict_every is not None:
         run.cell.check_decode_eviction()
     return run

@@ -60,6 +60,14 @@ class Cell:
         """Mean of `kept_per_layer`."""
         return sum(self.kept_per_layer) / len(self.kept)
 
+    def keeps_same(self, other: Cell) -> bool:
+        """Whether both keep the same tokens of the same stored heads, so that they write the same."""
+        return self.kept_per_head == other.kept_per_head and all(
+            torch.equal(mine, its)
+            for layer, others in zip(self.kept, other.kept, strict=True)
+            for mine, its in zip(*(([x] if isinstance(x, Tensor) else x) for x in (layer, others)), strict=True)
+        )
+
 
 class Engine:
     """A model whose prompts are prefilled once and answered under many cache settings.

@@ -5,61 +5,86 @@ from __future__ import annotations
 import hashlib
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import reduce
 from operator import or_
-from pathlib import Path
-from statistics import mean
 from typing import Any
 
-import pandas as pd
+import torch
 from omegaconf import DictConfig
 
-from eval import table1, table1_render, tasks
 from eval.errors import UserError
-from eval.figures import needle_heatmap
-from eval.records import CellStore, key_of
-from eval.samples import Encoded, Sample, Task
-from eval.tables import as_text, cell_table
-from graphkv.config import CellSettings, RunConfig, parse
-from graphkv.engine import Engine
-from graphkv.models import ModelConfig, ModelInfo, inspect, load
-from graphkv.provenance import describe_code
+from eval.samples import Encoded, Sample
+from graphkv import memory
+from graphkv.config import RunConfig, parse
+from graphkv.engine import Cell, Engine
+from graphkv.measures import MEASURES, Context
+from graphkv.models import ModelConfig, ModelInfo, load
+from graphkv.provenance import describe_run
+from graphkv.reports import artifact_of, report
+from graphkv.work import Group, Shard, groups_of
 
 
 def main(configs: Sequence[DictConfig]) -> None:
     """Run the cells of one command and end the process with an exit code that tells how it went.
 
-    0: every sample of every cell is finished; 1: some failed; 2: the input was wrong, and nothing was written; 130:
-    interrupted.
+    0: every sample of every cell is finished; 1: some failed; 2: the input was wrong or results cannot be written;
+    130: interrupted.
     """
+    end(lambda: run([parse(config) for config in configs]))
+
+
+def end(work) -> None:
+    """Do `work`, which returns the number of results that are missing, and turn its outcome into an exit code."""
     try:
-        failed = run([parse(config) for config in configs])
+        missing = work()
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         print("stopped: what was finished is stored; the same command does the rest", file=sys.stderr)
         raise SystemExit(130) from None
-    if failed:
-        print(f"{failed} results failed; the same command tries them again", file=sys.stderr)
+    if missing:
+        print(f"{missing} results failed or are missing; the same command tries them again", file=sys.stderr)
         raise SystemExit(1)
 
 
-def run(configs: Sequence[RunConfig]) -> int:
-    """Run cells; those that share model, task and protocol share each sample's prefill. Returns the failures."""
-    groups: dict[str, list[RunConfig]] = {}
-    for config in configs:
-        shared = [asdict(config.model), config.task, config.protocol, asdict(config.decode)]
-        shared += [asdict(config.prefill), config.name, config.results_dir, config.limit, config.partial]
-        groups.setdefault(key_of({"shared": shared}), []).append(config)
-    prepared = [Group.prepare(group) for group in groups.values()]  # all checked before the first one writes anything
-    for group in prepared:
-        run_group(group)
-    report(prepared)
-    return sum(group.unfinished() for group in prepared)
+def run(configs: Sequence[RunConfig], shard: Shard | None = None) -> int:
+    """Run cells; those that share model, task and protocol share each sample's prefill.
+
+    Parameters
+    ----------
+    configs
+        One a cell.
+    shard
+        The part of the samples to do, without tables and figures at the end; None does all and shows them.
+
+    Returns
+    -------
+    int
+        How many of the results that were asked for are failed or missing.
+    """
+    groups = groups_of(configs, shard)
+    for group in groups:
+        artifact_of(group)  # a wrong name is an error before the work, not after it
+    for group in groups:
+        if not run_group(group):
+            break
+    if shard is None:
+        report(groups)
+    return sum(len(cells) for group in groups for _, cells in group.missing())
+
+
+def show(configs: Sequence[RunConfig]) -> int:
+    """Tables and figures of what is stored, without doing anything; returns what is failed or missing."""
+    groups = groups_of(configs)
+    for group in groups:
+        for store in group.all_stores:
+            store.load()
+    report(groups)
+    return sum(len(cells) for group in groups for _, cells in group.missing())
 
 
 _engines: dict[ModelConfig, Engine] = {}
@@ -73,168 +98,160 @@ def engine_for(info: ModelInfo) -> Engine:
     return _engines[info.config]
 
 
-@dataclass(frozen=True)
-class Group:
-    """Cells that can be cut from the same prefills.
-
-    Attributes
-    ----------
-    config
-        The settings that the cells share (its `cell` is the first one's).
-    info
-        The model; its weights are loaded when there is something to do.
-    task
-        The task with the samples that are asked for.
-    cells
-        The distinct cells, in the order of the command.
-    stores
-        For each cell, the stores of its records by name of the task.
-    """
-
-    config: RunConfig
-    info: ModelInfo
-    task: Task
-    cells: list[CellSettings]
-    stores: list[dict[str, CellStore]]
-
-    @classmethod
-    def prepare(cls, configs: Sequence[RunConfig]) -> Group:
-        """Load, check and list everything; nothing is written yet."""
-        first = configs[0]
-        model, info = first.model, inspect(first.model)
-        task = tasks.build(
-            first.task,
-            first.protocol,
-            info.tokenizer,
-            family=model.known_family,
-            max_positions=info.max_positions,
-            stop_ids=info.stop_ids,
-            limit=first.limit,
-            partial=first.partial,
-        )
-        shared = {
-            "model": {
-                "name": model.label,
-                "weights": info.weights_hash,
-                "dtype": model.dtype,
-                "attention": model.attention,
-                "device": info.device,
-            },
-            "decode": {"mode": first.decode.mode, "evict_every": first.decode.evict_every},
-            "prefill": asdict(first.prefill),
-        }
-        root = Path(first.results_dir) / model.label / task.name
-        cells = list(dict.fromkeys(config.cell for config in configs))
-        stores = [
-            {
-                name: CellStore(
-                    root if name == task.name else root / name,
-                    cell.label,
-                    {**shared, "task": {"name": name, **identity}, "cell": cell.describe()},
-                )
-                for name, identity in task.identity.items()
-            }
-            for cell in cells
-        ]
-        return cls(first, info, task, cells, stores)
-
-    def store(self, cell: int, sample: Sample) -> CellStore:
-        """Where the record of a sample and the cell of that number goes."""
-        return self.stores[cell][sample.task]
-
-    def records(self, cell: int) -> dict[str, dict[str, Any]]:
-        """Records of a cell by sample id: of the samples that are asked for, and of others done earlier."""
-        return {key: record for store in self.stores[cell].values() for key, record in store.records.items()}
-
-    def unfinished(self) -> int:
-        """How many results that were asked for are failed or missing."""
-        return sum(
-            not self.store(cell, sample).done(sample.id)
-            for cell in range(len(self.cells))
-            for sample in self.task.samples
-        )
-
-
-def run_group(group: Group) -> None:
-    """Do what is missing of a group and store it piece by piece."""
-    stores = [store for by_task in group.stores for store in by_task.values()]
+def run_group(group: Group) -> bool:
+    """Do what is missing of a group and store it piece by piece; False if it stopped at a failure (`on_error=stop`)."""
     with ExitStack() as stack:
-        # One order for all processes, so that two commands that share cells cannot wait for each other.
-        for store in sorted(stores, key=lambda store: store.folder):
+        for store in group.all_stores:
             stack.enter_context(store)
-        work = [
-            (sample, [cell for cell in range(len(group.cells)) if not group.store(cell, sample).done(sample.id)])
-            for sample in group.task.samples
-        ]
-        work = [(sample, cells) for sample, cells in work if cells]
-        count = f"{len(group.task.samples)} samples × {len(group.cells)} cells"
-        print(f"{group.config.model.label} {group.task.name}: {count}, {len(work)} samples to do", file=sys.stderr)
-        made_by = {**describe_code(), "max_cells": group.config.decode.max_cells}
+        work = group.missing()
+        count = f"{len(group.samples)} samples × {len(group.cells)} cells"
+        part = "" if group.shard is None else f" (shard {group.shard[0]} of {group.shard[1]})"
+        print(
+            f"{group.config.model.label} {group.task.name}{part}: {count}, {len(work)} samples to do", file=sys.stderr
+        )
+        if not work:
+            return True
+        made_by = describe_run(group)
         for store in {id(s): s for s in (group.store(c, sample) for sample, cells in work for c in cells)}.values():
             store.note_run(made_by)
-        progress = Progress(len(work))
+        runner, progress = Runner(group, made_by["run"]), Progress(len(work))
         for sample, cells in work:
-            for cell, record in _run_sample(group, sample, cells):
+            for cell, record in runner.records(sample, cells):
                 group.store(cell, sample).append(record)
                 if record["status"] == "failed":
                     print(f"failed: {sample.id}, {group.cells[cell].label}: {record['error']}", file=sys.stderr)
+                    if group.config.on_error == "stop":
+                        return False
             progress.step(sample.id)
+        print(runner.wall.describe(progress.elapsed), file=sys.stderr)
+    return True
 
 
-def _run_sample(group: Group, sample: Sample, wanted: list[int]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Records of one sample, as (number of the cell, record); a failure is a record too."""
-    config, engine = group.config, engine_for(group.info)
-    try:
+@dataclass
+class Wall:
+    """Where the time went, in seconds."""
+
+    load: float = 0.0
+    prefill: float = 0.0
+    select: float = 0.0
+    measure: float = 0.0
+
+    def describe(self, total: float) -> str:
+        """One line with each part and what is left of `total`."""
+        parts = {"model": self.load, "prefill": self.prefill, "selection": self.select, "decode": self.measure}
+        parts["other"] = total - sum(parts.values())
+        return ", ".join(f"{name} {seconds:.1f} s" for name, seconds in parts.items())
+
+
+class Runner:
+    """Makes the records of a group, one sample at a time.
+
+    Parameters
+    ----------
+    group
+        What is asked for.
+    run_id
+        Stored with every record: which entry of the manifest's `runs` made it.
+    """
+
+    def __init__(self, group: Group, run_id: str) -> None:
+        self.group, self.run_id, self.wall = group, run_id, Wall()
+        self.max_rows = group.config.decode.max_cells
+        begin = time.perf_counter()
+        self.engine = engine_for(group.info)
+        self.wall.load = time.perf_counter() - begin
+
+    def records(self, sample: Sample, wanted: Sequence[int]) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Records of one sample, as (number of the cell, record); a failure is a record too."""
+        group = self.group
+        try:
+            context = self._read(sample, wanted)
+        except Exception as error:
+            yield from ((i, self._failed(sample, error)) for i in wanted)
+            return
+        self.wall.prefill += context.prefill.seconds
+        cells: dict[int, Cell] = {}
+        for i in wanted:
+            try:
+                cells[i] = self.engine.cut(context.prefill, group.cells[i])
+                self.wall.select += cells[i].seconds
+            except Exception as error:
+                yield i, self._failed(sample, error)
+        # What keeps the same tokens writes the same answer, as long as nothing is evicted while it is written.
+        alike = _alike(cells) if group.config.decode.evict_every is None else {i: [i] for i in cells}
+        for batch in self._batches(context, cells, list(alike)):
+            begin = time.perf_counter()
+            parts = self._measure(context, [cells[i] for i in batch])
+            self.wall.measure += time.perf_counter() - begin
+            for i, part in zip(batch, parts, strict=True):
+                for same in alike[i]:
+                    if isinstance(part, Exception):
+                        yield same, self._failed(sample, part)
+                        continue
+                    record = self._finished(context, cells[same], len(wanted), part)
+                    record["shared_with"] = None if same == i else group.cells[i].label
+                    yield same, record
+
+    def _read(self, sample: Sample, wanted: Sequence[int]) -> Context:
+        group, config, engine = self.group, self.group.config, self.engine
         encoded = group.task.encode(sample)
         needs = reduce(or_, (group.cells[i].needs for i in wanted))
         prefill = engine.prefill(encoded.ids, window=0, needs=needs, chunk=config.prefill.chunk)
         if needs.answer:
             limits = (sample.max_new_tokens, encoded.stop_ids, encoded.min_new_tokens)
             prefill = engine.look_ahead(prefill, *limits)
-    except Exception as error:
-        yield from ((i, _failed(sample, error)) for i in wanted)
-        return
-    share = prefill.seconds / len(wanted)
-    for begin in range(0, len(wanted), config.decode.max_cells):
-        batch = wanted[begin : begin + config.decode.max_cells]
+        return Context(engine, config, group.task, sample, encoded, prefill)
+
+    def _batches(self, context: Context, cells: dict[int, Cell], numbers: Sequence[int]) -> list[list[int]]:
+        """The cells of a sample in batches that fit into memory."""
+        sizes = [memory.row_bytes(context.prefill, cells[i], context.sample.max_new_tokens) for i in numbers]
+        room = memory.available(context.prefill.device)
+        return [[numbers[i] for i in batch] for batch in memory.batches(sizes, self.max_rows, room)]
+
+    def _measure(self, context: Context, cells: Sequence[Cell]) -> list[dict[str, Any] | Exception]:
+        """Parts of the records of cells; in halves where memory runs out, and an exception for what failed."""
         try:
-            cells = [engine.cut(prefill, group.cells[i]) for i in batch]
-            answers = engine.decode(
-                prefill,
-                cells,
-                max_new_tokens=sample.max_new_tokens,
-                stop_ids=encoded.stop_ids,
-                min_new_tokens=encoded.min_new_tokens,
-                mode=config.decode.mode,
-                evict_every=config.decode.evict_every,
-                beyond_positions=encoded.notes.get("overflow", 0) > 0,
-            )
+            return list(MEASURES[context.task.measure](context, cells))
         except Exception as error:
-            yield from ((i, _failed(sample, error)) for i in batch)
-            continue
-        for i, cell, answer in zip(batch, cells, answers, strict=True):
-            text = group.task.text(answer.ids)
-            yield (
-                i,
-                {
-                    "sample": sample.id,
-                    "task": sample.task,
-                    "status": "ok",
-                    "text": text,
-                    "empty": not text.strip(),
-                    "scores": group.task.score(sample, text),
-                    "ids": answer.ids,
-                    "finish": answer.finish,
-                    **_describe(encoded),
-                    "kept": cell.kept_per_layer,
-                    "kept_per_head": cell.kept_per_head if group.cells[i].head_budget == "ada" else None,
-                    "bytes": cell.bytes,
-                    "seconds": {"prefill": share, "select": cell.seconds, "decode": answer.seconds},
-                    "decode_batch": answer.batch,
-                    "references": list(sample.references),
-                    "meta": dict(sample.meta),
-                },
-            )
+            if len(cells) == 1 or not memory.ran_out(error):
+                return [error] * len(cells)
+        # Outside of the handler, whose traceback holds the tensors of the failed batch.
+        if context.prefill.device.type == "cuda":
+            torch.cuda.empty_cache()
+        half = len(cells) // 2
+        self.max_rows = len(cells) - half
+        print(f"out of memory with {len(cells)} cells: going on with at most {self.max_rows}", file=sys.stderr)
+        return self._measure(context, cells[:half]) + self._measure(context, cells[half:])
+
+    def _finished(self, context: Context, cell: Cell, n_cells: int, part: dict[str, Any]) -> dict[str, Any]:
+        sample, seconds = context.sample, {"prefill": context.prefill.seconds / n_cells, "select": cell.seconds}
+        return {
+            "sample": sample.id,
+            "task": sample.task,
+            "status": "ok",
+            **part,
+            **_describe(context.encoded),
+            "kept": cell.kept_per_layer,
+            "kept_per_head": cell.kept_per_head if cell.settings.head_budget == "ada" else None,
+            "bytes": cell.bytes,
+            "seconds": {**seconds, **part["seconds"]},
+            "references": list(sample.references),
+            "meta": dict(sample.meta),
+            "run": self.run_id,
+        }
+
+    def _failed(self, sample: Sample, error: Exception) -> dict[str, Any]:
+        message = f"{type(error).__name__}: {error}"
+        return {"sample": sample.id, "task": sample.task, "status": "failed", "error": message, "run": self.run_id}
+
+
+def _alike(cells: dict[int, Cell]) -> dict[int, list[int]]:
+    """Cells that keep the same tokens: the number of the first of them → the numbers of all."""
+    alike: dict[int, list[int]] = {}
+    for number, cell in cells.items():
+        same = next((first for first in alike if cell.keeps_same(cells[first])), number)
+        alike.setdefault(same, []).append(number)
+    return alike
 
 
 def _describe(encoded: Encoded) -> dict[str, Any]:
@@ -248,92 +265,21 @@ def _describe(encoded: Encoded) -> dict[str, Any]:
     }
 
 
-def _failed(sample: Sample, error: Exception) -> dict[str, Any]:
-    message = f"{type(error).__name__}: {error}"
-    return {"sample": sample.id, "task": sample.task, "status": "failed", "error": message}
-
-
-def report(groups: Sequence[Group]) -> None:
-    """Print the tables of a command and draw its figures."""
-    for group in groups:
-        if group.config.task["name"] == "needle":
-            _report_needle(group)
-    # Models share a table; what cannot be compared, such as two protocols, gets a table each.
-    comparable: dict[str, list[Group]] = {}
-    for group in groups:
-        if group.config.task["name"] == "longbench":
-            facts = {**group.task.facts, "dtype": group.config.model.dtype, "decode": asdict(group.config.decode)}
-            comparable.setdefault(key_of(facts), []).append(group)
-    for together in comparable.values():
-        _report_longbench(together)
-
-
-def _report_needle(group: Group) -> None:
-    samples, score, model = group.task.samples, group.task.main_score, group.config.model
-    cells = {cell.label: group.records(number) for number, cell in enumerate(group.cells)}
-    print(as_text(cell_table(cells, [sample.id for sample in samples], score)))
-    panels = [(label, _needle_frame(records, samples, score)) for label, records in cells.items()]
-    if all(frame["score"].isna().all() for _, frame in panels):
-        return
-    asked = {"cells": [store.key for by_task in group.stores for store in by_task.values()], "score": score}
-    name = f"{group.config.name}-{model.label}-{key_of({**asked, 'samples': [s.id for s in samples]})[:8]}"
-    kept = ", ".join(_achieved(records, samples) for records in cells.values())
-    caption = (
-        f"{model.label}, {model.dtype}; {len(samples)} samples a panel; colour: {score}; "
-        f"tokens kept a layer, by panel: {kept}"
-    )
-    stem = Path(group.config.results_dir) / "figures" / name
-    for path in needle_heatmap(panels, stem, score=score, caption=caption):
-        print(path)
-
-
-def _report_longbench(groups: Sequence[Group]) -> None:
-    results = [
-        table1.ModelResults(
-            model=group.config.model.label,
-            facts={**group.task.facts, "dtype": group.config.model.dtype},
-            samples=[(sample.id, sample.task) for sample in group.task.samples],
-            cells=[
-                table1.CellResult(cell.label, cell.describe(), group.records(number))
-                for number, cell in enumerate(group.cells)
-            ],
-        )
-        for group in groups
-    ]
-    table = table1.build(results)
-    print(table1_render.as_text(table))
-    asked = [[store.key for by_task in group.stores for store in by_task.values()] for group in groups]
-    models = "+".join(dict.fromkeys(result.model for result in results))
-    config = groups[0].config
-    name = f"{config.name}-{models}-{key_of({'cells': asked, 'samples': [r.samples for r in results]})[:8]}"
-    for path in table1_render.write(table, Path(config.results_dir) / "tables" / name):
-        print(path)
-
-
-def _needle_frame(records: Mapping[str, Mapping], samples: Sequence[Sample], score: str) -> pd.DataFrame:
-    """Length, depth and score of every sample that was asked for; NaN where there is no result."""
-    rows = [
-        (sample.meta["length"], sample.meta["depth"], records.get(sample.id, {}).get("scores", {}).get(score))
-        for sample in samples
-    ]
-    return pd.DataFrame(rows, columns=["length", "depth", "score"]).astype({"score": float})
-
-
-def _achieved(records: Mapping[str, Mapping], samples: Sequence[Sample]) -> str:
-    kept = [mean(records[s.id]["kept"]) for s in samples if records.get(s.id, {}).get("status") == "ok"]
-    return f"{mean(kept):.0f}" if kept else "—"
-
-
 class Progress:
     """One line a sample on the standard error, with the time that is left."""
 
     def __init__(self, total: int) -> None:
         self.total, self.done, self.begin = total, 0, time.monotonic()
 
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the beginning."""
+        return time.monotonic() - self.begin
+
     def step(self, name: str) -> None:
         """Count one sample as finished."""
         self.done += 1
-        elapsed = time.monotonic() - self.begin
+        elapsed = self.elapsed
         left = elapsed / self.done * (self.total - self.done)
         width = len(str(self.total))
         print(

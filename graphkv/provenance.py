@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import platform
 import subprocess
+from dataclasses import asdict
 from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from eval.records import key_of
+from graphkv.work import Group
 
 _PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "numpy", "rouge-score", "fuzzywuzzy")
 
@@ -25,6 +29,25 @@ def describe_code() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "packages": {name: metadata.version(name) for name in _PACKAGES},
     }
+
+
+def describe_run(group: Group) -> dict[str, Any]:
+    """What is about to produce records: code, machine, model revision and the settings that cells share; JSON values.
+
+    `run` is a short hash of the rest, which the records name.
+    """
+    config = group.config
+    settings = {
+        "model": asdict(config.model),
+        "task": dict(config.task),
+        "protocol": dict(config.protocol),
+        "decode": asdict(config.decode),
+        "prefill": asdict(config.prefill),
+        "limit": config.limit,
+        "partial": config.partial,
+    }
+    made_by = {**describe_code(), "config": settings}
+    return {"run": key_of(made_by)[:8], **made_by}
 
 
 def _git() -> dict[str, Any]:

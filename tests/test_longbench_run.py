@@ -19,6 +19,7 @@ from graphkv import decode, grid
 from graphkv.config import CONF, parse
 from graphkv.engine import Engine
 from graphkv.models import byte_tokenizer
+from graphkv.work import Group
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
@@ -101,7 +102,7 @@ def test_stops_of_a_model_that_says_given_tokens(tiny, monkeypatch, protocol, ta
     # A stub in place of the model: at each step it prefers the next token of `says`; where that one is forbidden it
     # goes on with the one after it.
     ids = tiny.tokenizer(says, add_special_tokens=False)["input_ids"]
-    encoded_by = grid.Group.prepare([composed(f"task.tasks=[{task}]", f"protocol={protocol}")]).task
+    encoded_by = Group.prepare([composed(f"task.tasks=[{task}]", f"protocol={protocol}")]).task
     encoded = encoded_by.encode(Sample("s", task, "Dialogue: …", ("x",), len(ids), {"all_classes": None}))
     said = 0
 

@@ -4,18 +4,19 @@
 
 Layers are random: SmolLM2's shape (9 query and 3 KV heads of size 64) at each length, and Llama-3-8B's (32 and 8
 of size 128) at 8,000 and 32,000 tokens with --llama. `--prefill` also times the embedded model's prefill at the same
-lengths and shows each step of its 30 layers as a share of it. Peak memory is what the step allocates beyond
-the layer, from torch's allocator on CUDA and from the process's high-water mark elsewhere (so it is a lower bound
-there, and 0 where an earlier step reached as high).
+lengths and shows each step of its 30 layers as a share of it. MiB is what a step's first run takes beyond the layer: the
+process's peak of resident memory, which Linux lets one reset, over what was resident before it.
 """
 
 from __future__ import annotations
 
 import argparse
-import resource
+import ctypes
+import re
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
@@ -53,11 +54,19 @@ def random_layer(n: int, shape: tuple[int, int, int], queries: int) -> LayerView
     )
 
 
+def resident(peak: bool) -> float:
+    """MiB of resident memory: now, or at most since the peak was reset."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return int(re.search(rf"{'VmHWM' if peak else 'VmRSS'}:\s+(\d+)", status)[1]) / 1024
+
+
 def measure(step: Callable[[], object], repeat: int) -> tuple[float, float]:
-    """Median seconds of a step, and the MiB by which the process's high-water mark rose."""
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    """Median seconds of a step, and the MiB of resident memory that its first run took."""
+    ctypes.CDLL(None).malloc_trim(0)  # memory that was freed but not given back would hide what the step takes
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    before = resident(peak=False)
     step()
-    rise = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    rise = resident(peak=True) - before
     times = []
     for _ in range(repeat):
         begin = time.perf_counter()
@@ -83,9 +92,7 @@ def main() -> None:
     cases = [(n, SMOLLM2) for n in options.lengths]
     if options.llama:
         cases += [(8000, LLAMA3), (32000, LLAMA3)]
-    print(
-        f"budget {options.budget}; milliseconds a layer (median of {options.repeat}); MiB: rise of the high-water mark"
-    )
+    print(f"budget {options.budget}; milliseconds a layer (median of {options.repeat}); MiB: peak of resident memory")
     print(f"{'shape':8}{'n':>7}  {'step':28}{'ms':>9}{'MiB':>8}{'x key read':>12}{'% of prefill':>14}")
     for n, shape in cases:
         layers = N_LAYERS[shape]

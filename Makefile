@@ -13,7 +13,7 @@ MODEL ?= smollm2
 DATA ?= mini
 LIMIT ?= null
 
-.PHONY: help setup demo table1 test lint bench clean
+.PHONY: help setup demo table1 fig2 fig7 table3 table5 report test lint bench clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -31,6 +31,21 @@ demo: $(READY)  ## The main job on the embedded model: table and heat map of fiv
 
 table1: $(READY)  ## Table 1: LongBench at 512 tokens (MODEL=smollm2 DATA=mini LIMIT=null)
 	$(BIN)/python run.py -m experiment=table1 model=$(MODEL) task.data=$(DATA) limit=$(LIMIT)
+
+fig2: $(READY)  ## Fig. 2: how alike high-scored and kept keys are, before and after re-ranking
+	$(BIN)/python run.py -m experiment=fig2 model=$(MODEL)
+
+fig7: $(READY)  ## Fig. 7: principal components of keys, with what is kept after 0-3 rounds
+	$(BIN)/python run.py -m experiment=fig7 model=$(MODEL)
+
+table3: $(READY)  ## Table 3: latency, with prefill, selection and decoding apart
+	$(BIN)/python run.py -m experiment=table3 model=$(MODEL)
+
+table5: $(READY)  ## Table 5: size of the cache by prompt length
+	$(BIN)/python run.py -m experiment=table5 model=$(MODEL)
+
+report: $(READY)  ## One page of everything in results: results/report/index.html
+	$(BIN)/python -m eval.report
 
 test: $(READY)  ## Run the tests
 	$(BIN)/python -m pytest

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 
@@ -27,9 +28,9 @@ def refuse_slips(arguments: list[str]) -> None:
 @hydra.main(version_base="1.3", config_path=str(Path(__file__).resolve().parent / "conf"), config_name="config")
 def main(config: DictConfig) -> None:
     """Run one cell; a multirun goes through the launcher in `hydra_plugins` to the same place."""
-    from graphkv import grid  # after Hydra: --help and a typing error answer at once
+    from graphkv import shards  # after Hydra: --help and a typing error answer at once
 
-    grid.main([config])
+    shards.main([config], HydraConfig.get().launcher)
 
 
 if __name__ == "__main__":

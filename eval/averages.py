@@ -6,7 +6,7 @@ to be there: where a task is missing there is none.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -40,11 +40,11 @@ def bucket_scores(scores: Sequence[float], lengths: Sequence[int]) -> dict[str, 
     return {name: round(100 * float(np.mean(rows)), 2) if rows else None for name, rows in buckets.items()}
 
 
-def mean_of_tasks(scores: Mapping[str, float]) -> float | None:
-    """Mean of the 16 task scores, as papers print it; `None` where a task is missing."""
-    if not scores.keys() >= set(LONGBENCH):
+def mean_of_tasks(scores: Mapping[str, float], tasks: Collection[str] = LONGBENCH) -> float | None:
+    """Mean of the scores of the 16 tasks, as papers print it, or of some; `None` where one is missing."""
+    if not scores.keys() >= set(tasks):
         return None
-    return round(sum(scores[task] for task in LONGBENCH) / len(LONGBENCH), 2)
+    return round(sum(scores[task] for task in tasks) / len(tasks), 2)
 
 
 def mean_of_categories(scores: Mapping[str, float]) -> float | None:

@@ -96,7 +96,7 @@ def needle_figure(
         ax = axes[index]
         _draw_squares(ax, means, counts, expected, scale)
         mean = _mean_label(frame["score"], expected * means.size)
-        ax.set_title("\n".join([*_wrap(name, width * 0.9, 8), mean]))
+        ax.set_title("\n".join([*wrap(name, width * 0.9, 8), mean]))
         _label_axes(ax, lengths, depths, width, left=index % n_columns == 0, bottom=index + n_columns >= len(panels))
     for ax in axes[len(panels) :]:
         ax.remove()
@@ -107,11 +107,11 @@ def needle_figure(
     bar.outline.set_visible(False)
     inches = figure.get_figwidth() - 0.4
     if title:
-        figure.suptitle("\n".join(_wrap(title, inches, 10)))
+        figure.suptitle("\n".join(wrap(title, inches, 10)))
     if any((counts < expected).any() for _, counts in grids):
         caption = f"{caption or ''} Hatched: scores are missing.".strip()
     if caption:
-        figure.supxlabel("\n".join(_wrap(caption, inches, 7)), fontsize=7, color="0.25")
+        figure.supxlabel("\n".join(wrap(caption, inches, 7)), fontsize=7, color="0.25")
     return figure
 
 
@@ -195,8 +195,8 @@ def _every_nth(n: int, n_max: int) -> list[int]:
     return list(range(0, n, math.ceil(n / n_max)))
 
 
-def _wrap(text: str, inches: float, points: float) -> list[str]:
-    """Lines of `text` that fit into a width, broken behind blanks, slashes and commas if there are any."""
+def wrap(text: str, inches: float, points: float) -> list[str]:
+    """Lines of `text` that fit into a width at a font size, broken behind blanks, slashes and commas if possible."""
     n_max = max(int(inches * 72 / (0.6 * points)), 8)  # 0.6 em: a little more than the mean width of a letter
     lines = [""]
     for piece in re.findall(rf"[^ /,]{{1,{n_max - 1}}}[ /,]*|[ /,]+", text):

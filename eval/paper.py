@@ -16,7 +16,15 @@ METHODS = ("full", "knorm", "knorm+graphkv", "snapkv", "snapkv+graphkv", "pyrami
 BUDGET = 512
 """Tokens a layer in all rows of Table 1 but those of the full cache."""
 
-_FILE = Path(__file__).parent / "data" / "paper_table1.csv"
+SOURCES: Mapping[str, str] = {
+    "fig4": "Fig. 4, p. 6 (Llama3-8B, up to 8,000 tokens, 128 kept)",
+    "fig6": "Fig. 6, p. 7 (F1; HotpotQA and Llama3-8B at 512 tokens, as its T = 0 is that of Table 1)",
+    "table2": "Table 2, p. 7 (128 tokens kept; its ten tasks may be others than ours)",
+    "table6": "Table 6, p. 11 (only the best scores that its text names)",
+}
+"""Where the numbers of `ablation` stand, and for what."""
+
+_DATA = Path(__file__).parent / "data"
 
 
 @dataclass(frozen=True)
@@ -69,13 +77,47 @@ def printed_average_differs(row: PaperRow) -> bool:
     return abs(row.average - mean) > 0.01 + 1e-9
 
 
+def ablation(artifact: str, scorer: str, value: str, task: str) -> float | None:
+    """A number of the paper's ablations, in 0..100.
+
+    Parameters
+    ----------
+    artifact
+        fig4, fig6, table2 or table6; the others of the paper have no numbers here.
+    scorer
+        Its name; a number whose scorer the paper does not name stands beside any.
+    value
+        Of what varies, such as `2` rounds; `none` is the run without graph.
+    task
+        LongBench's name, `needle`, or `avg`.
+
+    Returns
+    -------
+    float or None
+        None where the paper has none, or it was not transcribed.
+    """
+    found = _ablations()
+    return found.get((artifact, scorer, value, task), found.get((artifact, "", value, task)))
+
+
 @cache
 def _table1() -> dict[tuple[str, str], PaperRow]:
-    with _FILE.open(encoding="utf-8", newline="") as stream:
-        lines = list(csv.DictReader(line for line in stream if not line.startswith("#")))
     return {
         (line["model"], line["method"]): PaperRow(
             line["model"], line["method"], {task: float(line[task]) for task in LONGBENCH}, float(line["avg"])
         )
-        for line in lines
+        for line in _lines("paper_table1.csv")
     }
+
+
+@cache
+def _ablations() -> dict[tuple[str, str, str, str], float]:
+    return {
+        (line["artifact"], line["scorer"], line["value"], line["task"]): float(line["score"])
+        for line in _lines("paper_ablations.csv")
+    }
+
+
+def _lines(file: str) -> list[dict[str, str]]:
+    with (_DATA / file).open(encoding="utf-8", newline="") as stream:
+        return list(csv.DictReader(line for line in stream if not line.startswith("#")))

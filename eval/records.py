@@ -12,7 +12,9 @@ import os
 import re
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,8 +24,18 @@ from eval.errors import UserError
 
 SCHEMA = 1
 RECORDS, MANIFEST = "records.jsonl", "manifest.json"
+PART = ".part"  # ends the names of files that are being written
+_FILES = "records*.jsonl"
 _LOCK = ".lock"
 _PAUSE = 0.5  # seconds between two looks at a lock
+
+
+class UnknownSchema(UserError):
+    """A manifest that another version wrote; `schema` is what it says."""
+
+    def __init__(self, message: str, schema: Any) -> None:
+        super().__init__(message)
+        self.schema = schema
 
 
 def key_of(identity: Mapping[str, Any]) -> str:
@@ -50,17 +62,26 @@ class CellStore:
         JSON values that the records depend on, beside the sample.
     shard
         (number, count) of the part of the samples that this process does; None for all.
+    cut
+        Names the list of samples that was cut into shards. Two lists cut into as many shards may put one sample into
+        shards of different numbers, so those wait for each other.
     """
 
     def __init__(
-        self, root: Path, label: str, identity: Mapping[str, Any], shard: tuple[int, int] | None = None
+        self,
+        root: Path,
+        label: str,
+        identity: Mapping[str, Any],
+        shard: tuple[int, int] | None = None,
+        cut: str = "",
     ) -> None:
         self.identity = {"schema": SCHEMA, **identity}
         self.key = key_of(self.identity)
         self.folder = root / f"{re.sub(r'[^A-Za-z0-9._+=-]+', '_', label)}-{self.key[:12]}"
         self.records: dict[str, dict[str, Any]] = {}
         self._part = "" if shard is None else f"-{shard[0]}of{shard[1]}"
-        self._lock = FileLock(self.folder / f"{_LOCK}{self._part}")
+        self._siblings = "" if shard is None else f"of{shard[1]}-{cut}"  # how the locks of this cut's shards end
+        self._lock = FileLock(self.folder / (_LOCK if shard is None else f"{_LOCK}-{shard[0]}{self._siblings}"))
         self._stream: BinaryIO | None = None
 
     @property
@@ -106,12 +127,11 @@ class CellStore:
 
     def _overlapping(self) -> list[Path]:
         """Lock files of parts that may have samples of this one, other than its own."""
-        count = self._part.rpartition("of")[2]
+        own = Path(self._lock.lock_file).name
         return [
             path
             for path in self.folder.glob(f"{_LOCK}*")
-            if path.name not in (f"{_LOCK}-gate", f"{_LOCK}{self._part}")
-            and not (count and path.name.endswith(f"of{count}"))
+            if path.name not in (f"{_LOCK}-gate", own) and not (self._siblings and path.name.endswith(self._siblings))
         ]
 
     def done(self, sample_id: str) -> bool:
@@ -144,30 +164,24 @@ class CellStore:
         self.records[record["sample"]] = record
 
     def note_run(self, made_by: Mapping[str, Any]) -> None:
-        """Add what is about to produce records to the manifest, unless the same already did."""
+        """Add what is about to produce records to the manifest, unless the same already did; errors as for `append`."""
         manifest = {"key": self.key, "identity": self.identity, "runs": []}
         path = self.folder / MANIFEST
-        with FileLock(self.folder / f"{_LOCK}-gate"):  # shards write one manifest
-            if path.exists():
-                manifest = json.loads(path.read_text(encoding="utf-8"))
-            if made_by not in manifest["runs"]:
-                manifest["runs"].append(made_by)
-                write_atomically(path, json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
+        try:
+            with FileLock(self.folder / f"{_LOCK}-gate"):  # shards write one manifest
+                if path.exists():
+                    manifest = read_manifest(path)
+                if made_by not in manifest["runs"]:
+                    manifest["runs"].append(made_by)
+                    write_atomically(path, json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
+        except OSError as error:
+            raise UserError(f"cannot write results to {path}: {error.strerror}") from error
 
     def _check_manifest(self) -> None:
         path = self.folder / MANIFEST
         if not path.exists():
             return
-        try:
-            manifest = json.loads(path.read_text(encoding="utf-8"))
-            found = manifest["identity"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{path} is damaged ({error}): move {self.folder} away to start that cell anew") from error
-        if found.get("schema") != SCHEMA:
-            raise UserError(
-                f"{path} has schema {found.get('schema')}, but this version writes {SCHEMA}: use another results_dir"
-            )
-        if key_of(found) != self.key:
+        if key_of(read_manifest(path)["identity"]) != self.key:
             raise UserError(f"{path} describes another cell: move {self.folder} away, or use another results_dir")
 
 
@@ -182,6 +196,70 @@ def _held(path: Path) -> bool:
     return False
 
 
+def in_use(folder: Path) -> bool:
+    """Whether a process writes the cell of a folder right now."""
+    return any(_held(path) for path in folder.glob(f"{_LOCK}*") if path.name != f"{_LOCK}-gate")
+
+
+def remove_cell(folder: Path) -> bool:
+    """Delete a cell: its records first, so that a crash leaves whole files; False where a process writes it.
+
+    Raises
+    ------
+    OSError
+        If the folder cannot be changed, or holds other files, which stay.
+    """
+    with FileLock(folder / f"{_LOCK}-gate"):  # nobody begins to write it meanwhile
+        if in_use(folder):
+            return False
+        for path in [*record_files(folder), folder / MANIFEST, *folder.glob(f"{_LOCK}*")]:
+            path.unlink(missing_ok=True)
+        folder.rmdir()
+    return True
+
+
+def cell_folders(root: Path) -> list[Path]:
+    """All folders at or below `root` that hold something of a cell, be it a lock alone, sorted."""
+
+    def refuse(error: OSError) -> None:
+        raise UserError(f"cannot read {error.filename}: {error.strerror}") from error
+
+    return sorted(
+        Path(folder)
+        for folder, _, names in os.walk(root, onerror=refuse)
+        if any(name in (MANIFEST, f"{_LOCK}-gate") or fnmatch(name, _FILES) for name in names)
+    )
+
+
+def record_files(folder: Path) -> list[Path]:
+    """The files with the records of a cell, sorted."""
+    return sorted(folder.glob(_FILES))
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """A manifest: `key`, `identity` (a JSON object with the `schema`) and `runs` (a list).
+
+    Raises
+    ------
+    UserError
+        If it is damaged; `UnknownSchema` if another version wrote it.
+    """
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        schema = manifest["identity"]["schema"]
+        key_of(manifest["identity"])
+        if not isinstance(manifest.setdefault("runs", []), list):
+            raise TypeError("runs must be a list")
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        reason = f"{error} is missing" if isinstance(error, KeyError) else error
+        raise UserError(f"{path} is damaged ({reason}): move {path.parent} away to start that cell anew") from error
+    if schema != SCHEMA:
+        raise UnknownSchema(
+            f"{path} has schema {schema}, but this version writes {SCHEMA}: use another results_dir", schema
+        )
+    return manifest
+
+
 def read_cell(folder: Path, repair: Path | None = None) -> dict[str, dict[str, Any]]:
     """Records of a cell by sample id, from all files of its folder; parameters and errors as for `read_records`.
 
@@ -193,7 +271,7 @@ def read_cell(folder: Path, repair: Path | None = None) -> dict[str, dict[str, A
         The one file that may be repaired, because its lock is held.
     """
     records: dict[str, dict[str, Any]] = {}
-    for path in sorted(folder.glob("records*.jsonl")):
+    for path in record_files(folder):
         for sample, record in read_records(path, repair=path == repair).items():
             if records.get(sample, {}).get("status") != "ok":
                 records[sample] = record
@@ -228,12 +306,12 @@ def read_records(path: Path, repair: bool = False) -> dict[str, dict[str, Any]]:
         if repair:
             with path.open("r+b") as stream:
                 stream.truncate(whole)
-    for number, line in enumerate(data[:whole].decode("utf-8").split("\n")[:-1], 1):
+    for number, line in enumerate(data[:whole].split(b"\n")[:-1], 1):
         try:
-            record = json.loads(line)
-            sample, status = record["sample"], record["status"]
-        except (ValueError, KeyError, TypeError) as error:
+            record = parse_record(line)
+        except ValueError as error:
             raise UserError(f"{path}:{number} is not a record ({error}): restore or remove the file") from error
+        sample, status = record["sample"], record["status"]
         if records.get(sample, {}).get("status") == "ok":
             if status == "ok":
                 raise UserError(f"{path}:{number} repeats sample {sample}: remove one of the two lines")
@@ -242,11 +320,35 @@ def read_records(path: Path, repair: bool = False) -> dict[str, dict[str, Any]]:
     return records
 
 
+def parse_record(line: bytes) -> dict[str, Any]:
+    """The record of a line: a JSON object with a text `sample` and a `status`; ValueError says what it is instead."""
+    try:
+        record = json.loads(line.decode("utf-8"))
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    if not isinstance(record, dict):
+        raise ValueError("not a JSON object")
+    if not isinstance(record.get("sample"), str):
+        raise ValueError("sample is missing, or is not a text")
+    if "status" not in record:
+        raise ValueError("status is missing")
+    return record
+
+
 def write_atomically(path: Path, text: str) -> None:
     """Replace a file's contents so that a reader, or a crash, sees the old or the new, never a part."""
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    with part.open("w", encoding="utf-8") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-    part.replace(path)
+    with replacing(path) as part:
+        part.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A file to write in place of `path`, which it replaces at the end if nothing was raised."""
+    part = path.with_name(f"{path.name}.{os.getpid()}{PART}")
+    try:
+        yield part
+        with part.open("rb") as stream:
+            os.fsync(stream.fileno())
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)

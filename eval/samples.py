@@ -58,6 +58,8 @@ class Encoded:
     notes
         What the protocol has to say of this prompt, stored with its records; `overflow` is the number of tokens
         by which prompt and answer may exceed the model's positions because the protocol lets them.
+    continuation
+        Token ids that follow the prompt, for measures that need a given continuation; None: the model writes it.
     """
 
     ids: tuple[int, ...]
@@ -66,6 +68,7 @@ class Encoded:
     stop_ids: tuple[int, ...] | None = None
     min_new_tokens: int = 0
     notes: Mapping[str, Any] = field(default_factory=dict)
+    continuation: tuple[int, ...] | None = None
 
 
 class Task(Protocol):
@@ -76,8 +79,8 @@ class Task(Protocol):
     name
         What a folder of results is called: the task group, with data and protocol where there are several.
     measure
-        What is done with each cell: `answer` lets it answer and scores the text; others stand in
-        `graphkv.measures`.
+        What is done with each cell: `answer` lets it answer and scores the text; `fidelity` compares it with the
+        full cache. They stand in `graphkv.grid`.
     main_score
         The key of `score` that tables and figures show.
     samples

@@ -8,6 +8,11 @@ from typing import Any
 CMAP = "cividis"
 MISSING = "0.55"
 
+# For series: Okabe and Ito's colours, told apart with any colour vision, each with a marker for print in grey.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+MARKERS = ("o", "s", "^", "v", "P", "X")
+PAPER = {"color": "0.4", "marker": "D", "markersize": 4, "linestyle": "none", "fillstyle": "none"}
+
 RC: dict[str, Any] = {
     "font.family": "DejaVu Sans",  # ships with matplotlib, so that a figure is the same on every machine
     "font.size": 8,

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
-
-import numpy as np
 
 from eval import table1_words as words
 from eval.averages import mean_of_tasks, task_score
@@ -19,52 +17,11 @@ from eval.errors import UserError
 from eval.metrics import LONGBENCH, TASKS
 from eval.paper import BUDGET, PaperRow
 from eval.paper import table1 as paper_rows
-from eval.stats import RESAMPLES, Difference, paired_difference
-from eval.table1_words import AVERAGE, SHORT, USUAL
+from eval.results import CellResult, ModelResults, achieved, base_of, by_task, changes, complete, finished
+from eval.stats import RESAMPLES, Comparison, Difference, compare, corrected, paired_difference
+from eval.table1_words import AVERAGE, USUAL
 
 _SAME = ("protocol", "similarity", "data", "data_hash")
-
-
-@dataclass(frozen=True)
-class CellResult:
-    """The records of one cell.
-
-    Attributes
-    ----------
-    label
-        Short name, unique within the model.
-    cell
-        What decides which tokens are kept: `scorer` (with its `name` and options), `budget`, `graphkv` (None or
-        options), `granularity`, as stored in the manifest.
-    records
-        Sample id → record, as stored.
-    """
-
-    label: str
-    cell: Mapping[str, Any]
-    records: Mapping[str, Mapping[str, Any]]
-
-
-@dataclass(frozen=True)
-class ModelResults:
-    """All cells of one model.
-
-    Attributes
-    ----------
-    model
-        Its name; those in `eval.paper.MODELS` get the paper's rows.
-    facts
-        `protocol`, `similarity`, `data` (mini, hub or a folder), `data_hash` (hex) and `dtype`.
-    samples
-        (sample id, task) of everything that was asked for.
-    cells
-        In any order.
-    """
-
-    model: str
-    facts: Mapping[str, Any]
-    samples: Sequence[tuple[str, str]]
-    cells: Sequence[CellResult]
 
 
 @dataclass(frozen=True)
@@ -107,8 +64,8 @@ class Row:
     shared
         The tasks that are complete here and in the base row, without LongBench-E's where all 16 of LongBench are
         columns; empty without a base row.
-    difference
-        Of the mean of the `shared` tasks; it is that of Avg. where they are the 16.
+    comparison
+        With the base row, of the mean of the `shared` tasks; Holm's family is all rows of the table that have one.
     printed, printed_difference
         The paper's row, and its difference to its base row over the `shared` tasks.
     """
@@ -117,9 +74,14 @@ class Row:
     label: str
     entries: Mapping[str, Entry]
     shared: tuple[str, ...]
-    difference: Difference | None
+    comparison: Comparison | None
     printed: PaperRow | None
     printed_difference: float | None
+
+    @property
+    def difference(self) -> Difference | None:
+        """Of the mean of the `shared` tasks; it is that of Avg. where they are the 16."""
+        return self.comparison and self.comparison.difference
 
 
 @dataclass(frozen=True)
@@ -171,12 +133,12 @@ def build(results: Sequence[ModelResults], *, resamples: int = RESAMPLES, seed: 
         ordered = sorted(result.cells, key=lambda cell: words.order(cell.cell))
         rows = []
         for cell in ordered:
-            base = next((other for other in ordered if other.cell == {**cell.cell, "graphkv": None}), None)
-            base = None if cell.cell["graphkv"] is None else base
+            base = base_of(cell, ordered)
             name = words.name(cell.cell, cells)
             rows.append(_row(result.model, name, cell, base, tasks, resamples, seed))
             notes += [f"{result.model}, {name}: {text}" for text in _gaps(cell, base, tasks)]
-        blocks[result.model] = tuple(rows)
+        blocks[result.model] = rows
+    blocks = _corrected(blocks)
     return Table1(
         title=words.title(results[0].facts, tasks, cells),
         caption=" ".join(words.caption(results, tasks, cells, blocks, resamples, seed)),
@@ -213,8 +175,13 @@ def _checked_samples(results: Sequence[ModelResults]) -> dict[str, list[str]]:
         raise UserError(f"Table 1: the sample {sample} is there twice")
     if unknown := sorted({task for _, task in first.samples} - set(TASKS)):
         raise UserError(f"Table 1 has no column {unknown[0]}, its tasks are {', '.join(TASKS)}")
-    found = {task: [sample for sample, of in first.samples if of == task] for task in TASKS}
-    return {task: ids for task, ids in found.items() if ids}
+    return by_task(first.samples)
+
+
+def _corrected(blocks: Mapping[str, Sequence[Row]]) -> dict[str, tuple[Row, ...]]:
+    """The rows with Holm's correction over all of them."""
+    found = iter(corrected([row.comparison for rows in blocks.values() for row in rows]))
+    return {model: tuple(replace(row, comparison=next(found)) for row in rows) for model, rows in blocks.items()}
 
 
 def _repeated(items: Iterator[str]) -> str | None:
@@ -230,41 +197,31 @@ def _row(
     resamples: int,
     seed: int,
 ) -> Row:
-    finished = {task: _finished(cell, ids) for task, ids in tasks.items()}
-    complete = _complete(cell, tasks)
-    before = _complete(base, tasks) if base else {}
-    # Sorted by sample, so that the order in which they were asked for does not reach the bootstrap.
-    changes = {
-        task: (_points(complete[task]) - _points(before[task]))[np.argsort(tasks[task])]
-        for task in complete
-        if task in before
-    }
-    shared = tuple(task for task in changes if task in LONGBENCH or not _has_average(tasks))
+    whole, changed = complete(cell, tasks), changes(cell, base, tasks)
+    shared = tuple(task for task in changed if task in LONGBENCH or not _has_average(tasks))
     printed = _printed(model, cell.cell)
-    scores = {task: task_score([record["scores"]["score"] for record in complete[task]]) for task in complete}
+    scores = {task: task_score([record["scores"]["score"] for record in whole[task]]) for task in whole}
     entries = {}
     for task, ids in tasks.items():
-        kept, share = _achieved(complete[task]) if task in complete else (None, None)
+        kept, share = achieved(whole[task]) if task in whole else (None, None)
         entries[task] = Entry(
-            n=len(finished[task]),
+            n=len(finished(cell, ids)),
             asked=len(ids),
             score=scores.get(task),
             paper=printed.scores.get(task) if printed else None,
-            difference=paired_difference([changes[task]], resamples=resamples, seed=seed) if task in changes else None,
+            difference=paired_difference([changed[task]], resamples=resamples, seed=seed) if task in changed else None,
             kept=kept,
             share=share,
         )
-    difference = None
-    if shared:
-        difference = paired_difference([changes[task] for task in shared], resamples=resamples, seed=seed)
-    everything = [record for records in finished.values() for record in records]
-    kept, share = _achieved(everything) if len(complete) == len(tasks) else (None, None)
+    found = compare([changed[task] for task in shared], resamples=resamples, seed=seed) if shared else None
+    everything = [record for ids in tasks.values() for record in finished(cell, ids)]
+    kept, share = achieved(everything) if len(whole) == len(tasks) else (None, None)
     entries[AVERAGE] = Entry(
         n=len(everything),
         asked=sum(map(len, tasks.values())),
         score=mean_of_tasks(scores),
         paper=printed.average if printed and _has_average(tasks) else None,
-        difference=difference if _has_average(shared) else None,
+        difference=found.difference if _has_average(shared) else None,
         kept=kept,
         share=share,
     )
@@ -272,33 +229,12 @@ def _row(
     if printed and shared and set(shared) <= set(LONGBENCH):
         without = _printed(model, base.cell)
         printed_difference = sum(printed.scores[task] - without.scores[task] for task in shared) / len(shared)
-    return Row(name, cell.label, entries, shared, difference, printed, printed_difference)
+    return Row(name, cell.label, entries, shared, found, printed, printed_difference)
 
 
 def _has_average(tasks: Collection[str]) -> bool:
     """Whether the 16 tasks that Avg. is taken over are there."""
     return set(LONGBENCH) <= set(tasks)
-
-
-def _finished(cell: CellResult, ids: Sequence[str]) -> list[Mapping[str, Any]]:
-    records = (cell.records.get(sample, {}) for sample in ids)
-    return [record for record in records if record.get("status") == "ok"]
-
-
-def _complete(cell: CellResult, tasks: Mapping[str, Sequence[str]]) -> dict[str, list[Mapping[str, Any]]]:
-    """Records of the tasks of which every sample is finished, in the order of the samples."""
-    finished = {task: _finished(cell, ids) for task, ids in tasks.items()}
-    return {task: records for task, records in finished.items() if len(records) == len(tasks[task])}
-
-
-def _points(records: Sequence[Mapping[str, Any]]) -> np.ndarray:
-    return np.array([100 * record["scores"]["score"] for record in records])
-
-
-def _achieved(records: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
-    """Tokens stored a layer, and their share of the prompt; means over samples."""
-    kept = np.array([np.mean(record["kept"]) for record in records])
-    return float(kept.mean()), float((kept / [record["n_prompt"] for record in records]).mean())
 
 
 def _printed(model: str, cell: Mapping[str, Any]) -> PaperRow | None:
@@ -316,13 +252,8 @@ def _printed(model: str, cell: Mapping[str, Any]) -> PaperRow | None:
 
 def _gaps(cell: CellResult, base: CellResult | None, tasks: Mapping[str, Sequence[str]]) -> list[str]:
     """What a row lacks, in words."""
-    parts = []
-    for task, ids in tasks.items():
-        lacking = len(ids) - len(_finished(cell, ids))
-        failed = sum(cell.records.get(sample, {}).get("status") == "failed" for sample in ids)
-        if lacking:
-            parts.append(f"{SHORT[task]} {lacking} of {len(ids)}" + (f" ({failed} failed)" if failed else ""))
-    gaps = [f"missing samples: {', '.join(parts)}"] if parts else []
+    lacking = words.lacking(cell, tasks)
+    gaps = [f"missing samples: {lacking}"] if lacking else []
     if cell.cell["graphkv"] is not None and base is None:
         gaps.append("no Δ, since the row without GraphKV is not there")
     return gaps

@@ -14,9 +14,10 @@ import pandas as pd
 from eval.metrics import TASKS
 from eval.paper import printed_average_differs
 from eval.records import write_atomically
+from eval.stats import Comparison
 from eval.table1 import Entry, Row, Table1
 from eval.table1_words import AVERAGE, SHORT
-from eval.tables import MISSING
+from eval.tables import MISSING, escape_markdown
 
 
 def as_text(table: Table1, width: int = 120) -> str:
@@ -111,7 +112,7 @@ def _interval(row: Row) -> str:
     """`16 tasks: +0.24 [-0.10, +0.60] ≈`."""
     found = row.difference
     ends = MISSING if found.low is None else f"{_fixed(found.low, '+')}, {_fixed(found.high, '+')}"
-    return f"{_tasks(row)}: {_fixed(found.difference, '+')} [{ends}]" + ("" if found.clear else " ≈")
+    return f"{_tasks(row)}: {_fixed(found.difference, '+')} [{ends}] {row.comparison.mark}"
 
 
 def _tasks(row: Row) -> str:
@@ -119,9 +120,7 @@ def _tasks(row: Row) -> str:
 
 
 def _markdown(table: Table1) -> str:
-    def escape(text: str) -> str:
-        return re.sub(r"([\\|_*`<])", r"\\\1", text)
-
+    escape = escape_markdown
     headings = _headings(table)
     starts = {columns[0]: category for category, columns in _groups(table)}
     grid = [[starts.get(i, "") for i in range(len(headings) + 1)]]
@@ -161,6 +160,7 @@ def _csv(table: Table1) -> str:
                     "low": change and change.low,
                     "high": change and change.high,
                     "distinguishable": change and change.clear,
+                    **_evidence(row.comparison if change is row.difference else None),
                     "kept": entry.kept,
                     "of_prompt": entry.share,
                     **table.facts,
@@ -168,6 +168,17 @@ def _csv(table: Table1) -> str:
                 for task, entry, change in entries
             ]
     return pd.DataFrame(lines).to_csv(index=False, float_format="%.6g")
+
+
+def _evidence(found: Comparison | None) -> dict[str, float | None]:
+    """What a row's overall difference has beside its interval."""
+    return {
+        "better": found and found.sign.better,
+        "worse": found and found.sign.worse,
+        "p_sign": found and found.sign.p,
+        "p_holm": found and found.p_holm,
+        "detectable": found and found.detectable,
+    }
 
 
 _LATEX = str.maketrans(

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from eval.longbench import ROWS
 from eval.metrics import LONGBENCH_E
 from eval.paper import printed_average_differs
+from eval.results import CellResult, ModelResults, Tasks, finished
 from eval.tables import MISSING
 
 if TYPE_CHECKING:
-    from eval.table1 import ModelResults, Row
+    from eval.table1 import Row
 
 AVERAGE = "avg"
 
@@ -67,13 +68,18 @@ def name(cell: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) -> str:
         if (value != usual[option] if option in usual else _varies(option, siblings))
     }
     if scorer["name"] != "full":
-        parts |= {key: cell[key] for key in _settings(cell) if _varies(key, _compressed(cells))}
-    name = SCORERS.get(scorer["name"], scorer["name"]) + _bracketed(parts)
+        parts |= varying_settings(cell, cells)
+    name = SCORERS.get(scorer["name"], scorer["name"]) + bracketed(parts)
     if cell["graphkv"] is None:
         return name
     graphs = [other["graphkv"] for other in cells if other["graphkv"] is not None]
     changed = {option: value for option, value in cell["graphkv"].items() if _varies(option, graphs)}
-    return f"{name}+GraphKV{_bracketed(changed)}"
+    return f"{name}+GraphKV{bracketed(changed)}"
+
+
+def varying_settings(cell: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Settings of a cell, such as its budget, that are not the same in all of `cells` that have a budget."""
+    return {key: cell[key] for key in _settings(cell) if _varies(key, _compressed(cells))}
 
 
 def _settings(cell: Mapping[str, Any]) -> list[str]:
@@ -90,7 +96,8 @@ def _varies(key: str, dicts: Sequence[Mapping[str, Any]]) -> bool:
     return any(other.get(key) != dicts[0].get(key) for other in dicts)
 
 
-def _bracketed(parts: Mapping[str, Any]) -> str:
+def bracketed(parts: Mapping[str, Any]) -> str:
+    """` (rounds 2, edge kv)`; nothing for nothing."""
     return f" ({', '.join(f'{key} {value}'.replace('_', ' ') for key, value in parts.items())})" if parts else ""
 
 
@@ -109,23 +116,30 @@ def _sortable(values: Mapping[str, Any]) -> list[tuple]:
     return [(key, value is not None, isinstance(value, str), value) for key, value in sorted(values.items())]
 
 
-def title(facts: Mapping[str, Any], tasks: Mapping[str, Sequence[str]], cells: Sequence[Mapping[str, Any]]) -> str:
+def title(facts: Mapping[str, Any], tasks: Tasks, cells: Sequence[Mapping[str, Any]]) -> str:
+    """Number of the table, data and budget."""
     budgets = {cell["budget"] for cell in _compressed(cells)}
-    budget = f", budget {_amount(*budgets)}" if len(budgets) == 1 else ""
+    budget = f", budget {amount(*budgets)}" if len(budgets) == 1 else ""
+    return f"Table 1. {data(facts, tasks)}{budget}"
+
+
+def data(facts: Mapping[str, Any], tasks: Tasks) -> str:
+    """What the samples are: LongBench only where all of its rows are there."""
     if facts["data"] == "mini":
-        return f"Table 1. mini: a test bed, NOT LongBench{budget}"
+        return "mini: a test bed, NOT LongBench"
     if any(len(ids) != ROWS[task] for task, ids in tasks.items()):
-        return f"Table 1. A part of LongBench's rows{budget}"
-    return f"Table 1. LongBench{budget}"
+        return "A part of LongBench's rows"
+    return "LongBench"
 
 
-def _amount(budget: int | float) -> str:
+def amount(budget: int | float) -> str:
+    """A budget with its unit."""
     return f"{budget} tokens a layer" if isinstance(budget, int) else f"{budget:.4g} of the prompt a layer"
 
 
 def caption(
     results: Sequence[ModelResults],
-    tasks: Mapping[str, Sequence[str]],
+    tasks: Tasks,
     cells: Sequence[Mapping[str, Any]],
     blocks: Mapping[str, Sequence[Row]],
     resamples: int,
@@ -134,12 +148,9 @@ def caption(
     """Sentences that say what the numbers are, how they were made, and with what they may be compared."""
     facts = results[0].facts
     rows = [row for block in blocks.values() for row in block]
-    yield (
-        f"Protocol {facts['protocol']}; edit similarity {facts['similarity']}; data {facts['data']}, "
-        f"sha256 {facts['data_hash'][:12]}; {_counts(tasks)}."
-    )
+    yield origin(facts, tasks)
     for result in results:
-        yield _tally(result)
+        yield tally(result)
     yield (
         "Scores are 0 to 100: a task's is the mean of its samples, Avg. the mean of the 16 tasks; "
         f"{MISSING}: a sample or task is missing, and nothing is averaged over what is left."
@@ -153,9 +164,9 @@ def caption(
         yield (
             "Δ: difference to the row without GraphKV, all else equal, before rounding; last column: that of the mean "
             f"of so many tasks, with its 95 % interval by a paired bootstrap over samples within tasks ({resamples:,} "
-            f"resamples, seed {seed}). ≈: not distinguishable from 0 (the interval holds 0, or a task has a single "
-            "sample and so no interval)."
+            f"resamples, seed {seed}). {marks('table')}"
         )
+        yield from power(row.comparison.detectable for row in rows if row.comparison)
     if any(cell["scorer"]["name"] == "knorm" and cell["scorer"].get("window") for cell in cells):
         yield "KNorm with a window is not in the paper: it tells what a protected window does from what the graph does."
     if any(row.printed for row in rows):
@@ -169,7 +180,46 @@ def caption(
         yield "†: the paper's printed average is not the mean of its columns, which Δ is taken from."
 
 
-def _counts(tasks: Mapping[str, Sequence[str]]) -> str:
+def origin(facts: Mapping[str, Any], tasks: Tasks) -> str:
+    """Where the scores come from: protocol, metric back end, data, numbers of samples."""
+    return (
+        f"Protocol {facts['protocol']}; edit similarity {facts['similarity']}; data {facts['data']}, "
+        f"sha256 {facts['data_hash'][:12]}; {_counts(tasks)}."
+    )
+
+
+def marks(family: str) -> str:
+    """What the marks behind a difference say; `family` is what Holm's correction is over."""
+    return (
+        "≈: not distinguishable from 0 (the interval holds 0, or a task has a single sample and so no interval); "
+        "*: the interval excludes 0; **: and an exact sign test over the same samples (ties left out), Holm-corrected "
+        f"over the differences of this {family}, has p < 0.05 in the same direction."
+    )
+
+
+def power(detectable: Iterable[float | None]) -> Iterator[str]:
+    """The smallest differences, in points, that the samples at hand would show; those without spread are left out."""
+    found = sorted(value for value in detectable if value)
+    if found:
+        ends = f"{found[0]:.2f}" if len(found) == 1 else f"{found[0]:.2f} to {found[-1]:.2f}"
+        yield (
+            f"With these samples a true difference of {ends} points would be found four times in five (80 % power at "
+            "two-sided 5 %, from the standard deviations of the differences)."
+        )
+
+
+def lacking(cell: CellResult, tasks: Tasks) -> str:
+    """`HotpotQA 1 of 4 (1 failed)` for each task that lacks samples; empty where none does."""
+    parts = []
+    for task, ids in tasks.items():
+        n = len(ids) - len(finished(cell, ids))
+        failed = sum(cell.records.get(sample, {}).get("status") == "failed" for sample in ids)
+        if n:
+            parts.append(f"{SHORT[task]} {n} of {len(ids)}" + (f" ({failed} failed)" if failed else ""))
+    return ", ".join(parts)
+
+
+def _counts(tasks: Tasks) -> str:
     """`200 samples a task (MF-en 150, LCC 500)`."""
     usual = Counter(map(len, tasks.values())).most_common(1)[0][0]
     others = [f"{SHORT[task]} {len(ids)}" for task, ids in tasks.items() if len(ids) != usual]
@@ -177,7 +227,7 @@ def _counts(tasks: Mapping[str, Sequence[str]]) -> str:
     return f"{usual} {noun} a task" + (f" ({', '.join(others)})" if others else "")
 
 
-def _tally(result: ModelResults) -> str:
+def tally(result: ModelResults) -> str:
     """What happened to a model's prompts and results."""
     records = [[cell.records.get(sample, {}) for cell in result.cells] for sample, _ in result.samples]
     truncated = sum(any(record.get("truncated") for record in of_sample) for of_sample in records)

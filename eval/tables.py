@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -65,3 +66,17 @@ def as_text(table: pd.DataFrame) -> str:
         for row in cells
     ]
     return "\n".join([lines[0], "  ".join("-" * w for w in widths), *lines[1:]])
+
+
+def as_markdown(table: pd.DataFrame) -> str:
+    """A table of texts as markdown: first column left, numbers right."""
+    rows = [
+        [escape_markdown(text) for text in row] for row in [list(table.columns), *table.astype(str).values.tolist()]
+    ]
+    rules = ["---", *["---:"] * (len(rows[0]) - 1)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in [rows[0], rules, *rows[1:]])
+
+
+def escape_markdown(text: str) -> str:
+    """The text with nothing in it that markdown takes for markup."""
+    return re.sub(r"([\\|_*`<])", r"\\\1", text)

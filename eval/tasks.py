@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from eval import longbench, needle, protocols
+from eval import fidelity, longbench, needle, protocols
 from eval.errors import UserError
 from eval.samples import Task
 
@@ -63,4 +63,15 @@ def build(
             limit=limit,
             partial=partial,
         )
-    raise UserError(f"unknown task {name!r}: choose needle or longbench")
+    if name == "fidelity":
+        return fidelity.build(
+            config,
+            tokenizer,
+            protocol,
+            family=family,
+            max_positions=max_positions,
+            stop_ids=stop_ids,
+            limit=limit,
+            partial=partial,
+        )
+    raise UserError(f"unknown task {name!r}: choose needle, longbench or fidelity")

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from graphkv.correction import Correction
 from graphkv.prefill import Prefill
 from graphkv.selection import keep
 from scorers import LayerView, Scorer
@@ -69,6 +70,8 @@ class _Group:
         Columns before `start` that are not padding, of each entry.
     mass
         [e, shared query heads, columns] float32 attention received so far, if a policy needs it.
+    bias
+        [e, 1, 1, columns] in the model's dtype, added to the logits (-inf on padding), if a row has a correction.
     """
 
     pairs: list[tuple[int, int]]
@@ -83,6 +86,7 @@ class _Group:
     whole: bool
     lengths: list[int]
     mass: Tensor | None = None
+    bias: Tensor | None = None
 
 
 class RaggedCache:
@@ -98,6 +102,8 @@ class RaggedCache:
         How many tokens will be appended at most.
     policies
         For each row how `trim` evicts, or None for a row that only grows; None for no row.
+    corrections
+        For each row what is added to its attention, or None; None for no row. Not together with policies.
     """
 
     def __init__(
@@ -106,6 +112,7 @@ class RaggedCache:
         kept: Sequence[Sequence[Kept]],
         capacity: int,
         policies: Sequence[Policy | None] | None = None,
+        corrections: Sequence[Correction | None] | None = None,
     ) -> None:
         self.prompt_length, self.capacity = prefill.n, capacity
         self.appended = self.trimmed = 0  # tokens so far, and how many of them there were at the last trim
@@ -120,6 +127,8 @@ class RaggedCache:
                 _gather(view, rows, [stored[entry] for entry in entries], capacity)
                 for entries in _similar(lengths, kinds)
             ]
+            if corrections is not None and any(corrections):
+                groups = [_corrected(group, layer, corrections) for group in groups]
             self.layers.append([replace(group, whole=len(groups) == 1) for group in groups])
         needs = [policy.scorer.needs for policy in self.policies if policy is not None]
         self._n_recent = max((need.queries for need in needs), default=0)
@@ -251,6 +260,20 @@ def _gather(view: LayerView, rows: Sequence[Kept], stored: Sequence[tuple[int, i
     return _Group(stored, heads, kv_heads, entries, sources, keys, values, start, visible, False, lengths)
 
 
+def _corrected(group: _Group, layer: int, corrections: Sequence[Correction | None]) -> _Group:
+    """The group with the biases of its rows, and with their folded values written over the kept ones."""
+    bias = group.keys.new_zeros(len(group.pairs), 1, 1, group.keys.shape[1])
+    if group.visible is not None:
+        bias.masked_fill_(~group.visible, float("-inf"))
+    for slot, ((row, head), length) in enumerate(zip(group.pairs, group.lengths, strict=True)):
+        found = corrections[row]
+        if found is not None:
+            bias[slot, 0, 0, group.start - length : group.start] = found.bias[layer][head].to(bias.dtype)
+            if found.values is not None:
+                group.values[slot, group.start - length : group.start] = found.values[layer][head]
+    return replace(group, bias=bias)
+
+
 def _numbers(
     pairs: Sequence[tuple[int, int]], heads: int, kv_heads: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
@@ -260,7 +283,13 @@ def _numbers(
 
 
 def _mask(group: _Group, q: int, columns: int, shared: int) -> Tensor | None:
-    """Which columns each of the `shared · q` queries of an entry may see; None if all."""
+    """Which columns each of the `shared · q` queries of an entry may see, or what is added to them; None if all."""
+    if group.bias is not None:
+        bias = group.bias[..., :columns]
+        if q > 1:
+            future = torch.ones(q, columns, dtype=torch.bool, device=bias.device).triu(columns - q + 1)
+            bias = bias.expand(-1, -1, q, -1).masked_fill(future, float("-inf")).repeat(1, 1, shared, 1)
+        return bias
     if q == 1:
         return None if group.visible is None else group.visible[..., :columns]
     causal = torch.ones(q, columns, dtype=torch.bool, device=group.keys.device).tril(columns - q)
@@ -286,6 +315,7 @@ def _keep_rows(group: _Group, rows: Sequence[int]) -> _Group | None:
         keys=group.keys[index],
         values=group.values[index],
         visible=None if group.visible is None else group.visible[index],
+        bias=None if group.bias is None else group.bias[index],
         lengths=[group.lengths[slot] for slot in slots],
         mass=None if group.mass is None else group.mass[index],
     )

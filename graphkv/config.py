@@ -16,6 +16,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 import scorers
 from eval.errors import UserError
+from graphkv import correction
+from graphkv.coverage import Selector
 from graphkv.graph import Graph
 from graphkv.models import ModelConfig
 
@@ -44,6 +46,13 @@ class CellSettings:
         scores are largest (AdaKV).
     head_floor
         With `ada`: the share of the uniform budget that no head goes below.
+    bias
+        Gives back the attention of evicted tokens: `none`, `mass` or `uniform`; see `graphkv.correction.correct`.
+    fold
+        With `bias=mass`: kept values also become those of the evicted tokens that they stand for.
+    selector
+        How the kept set follows from the scores that the graph leaves; with `head_budget=ada` within each head, whose
+        budget the scores decide.
     """
 
     scorer: scorers.Scorer
@@ -52,8 +61,17 @@ class CellSettings:
     granularity: str = "kv_head"
     head_budget: str = "uniform"
     head_floor: float = 0.2
+    bias: str = "none"
+    fold: bool = False
+    selector: Selector = Selector()
 
     def __post_init__(self) -> None:
+        if self.selector.name == "topk":
+            object.__setattr__(self, "selector", Selector())  # its other options mean nothing: one cell, not many
+        if self.bias not in correction.KINDS:
+            raise ValueError(f"bias must be {', '.join(correction.KINDS)}, not {self.bias!r}")
+        if self.fold and self.bias != "mass":
+            raise ValueError("fold needs bias=mass, which says which token stands for which")
         if self.head_budget not in HEAD_BUDGETS:
             raise ValueError(f"head_budget must be {' or '.join(HEAD_BUDGETS)}, not {self.head_budget!r}")
         if not 0 <= self.head_floor <= 1:
@@ -63,6 +81,7 @@ class CellSettings:
         if self.scorer.keeps_all:
             # The full cache has neither budget nor graph; clearing them makes all such cells one cell.
             plain = {"budget": 1.0, "graph": None, "granularity": "kv_head", "head_budget": "uniform"}
+            plain |= {"bias": "none", "fold": False, "selector": Selector()}
             for name, value in plain.items():
                 object.__setattr__(self, name, value)
         elif isinstance(self.budget, int):
@@ -76,6 +95,13 @@ class CellSettings:
                 )
         elif not 0 < self.budget <= 1:
             raise ValueError(f"budget must be whole tokens or a ratio in (0, 1], not {self.budget}")
+        if self.selector.name != "topk" and self.graph is not None:
+            for option, value in (("accumulate", "sum"), ("signal", "evict")):
+                if getattr(self.graph, option) == value:
+                    raise ValueError(
+                        f"selector={self.selector.name} weighs tokens by their scores, which graphkv.{option}={value} "
+                        "does not leave as weights: choose another, or selector=topk"
+                    )
 
     def check_decode_eviction(self) -> None:
         """Refuse to go on evicting in decode with a method that is not defined so, or with ragged heads."""
@@ -86,13 +112,18 @@ class CellSettings:
             raise UserError(f"decode.evict_every is defined for {', '.join(defined)}, not for {self.name}")
         if self.head_budget != "uniform":
             raise UserError("decode.evict_every works with head_budget=uniform only")
+        if self.bias != "none":
+            raise UserError("decode.evict_every works with bias=none only")
+        if self.selector.name != "topk":
+            raise UserError("decode.evict_every works with selector=topk only")
         if getattr(self.scorer, "causal", True) is False:
             raise UserError("decode.evict_every needs scorer.causal=true: what a later token attends to is causal")
 
     @property
     def needs(self) -> scorers.Needs:
         """What must be recorded of a prompt for this cell."""
-        return self.scorer.needs if self.graph is None else self.scorer.needs | self.graph.needs
+        needs = self.scorer.needs | correction.needs(self.bias)
+        return needs if self.graph is None else needs | self.graph.needs
 
     @property
     def name(self) -> str:
@@ -107,27 +138,39 @@ class CellSettings:
         amount = str(self.budget) if isinstance(self.budget, int) else f"{self.budget:g}n"
         graph = "" if self.graph is None else f"+graphkv{_changed(self.graph)}"
         ada = "+ada" if self.head_budget == "ada" else ""
+        bias = "" if self.bias == "none" else f"+{self.bias}{'+fold' if self.fold else ''}"
+        selector = "" if self.selector.name == "topk" else f"+{self.selector.name}{_changed(self.selector, 'name')}"
         heads = "@query_head" if self.granularity == "query_head" else ""
-        return f"{self.name}{_changed(self.scorer)}-{amount}{ada}{graph}{heads}"
+        return f"{self.name}{_changed(self.scorer)}-{amount}{ada}{graph}{selector}{bias}{heads}"
 
     def describe(self) -> dict[str, Any]:
         """Everything that decides what is kept, as JSON values."""
         return {
             "scorer": {"name": self.name, **dataclasses.asdict(self.scorer)},
             "budget": self.budget,
-            "graphkv": None if self.graph is None else dataclasses.asdict(self.graph),
+            "graphkv": None if self.graph is None else _described(self.graph),
             "granularity": self.granularity,
             "head_budget": self.head_budget,
             "head_floor": self.head_floor if self.head_budget == "ada" else None,
+            **({} if self.bias == "none" else {"bias": self.bias, "fold": self.fold}),
+            **self.selector.describe(),
         }
 
 
-def _changed(options: Any) -> str:
-    """`(window=8,kernel=5)` for a dataclass whose fields differ from their defaults, else nothing."""
+def _described(graph: Graph) -> dict[str, Any]:
+    """Options of a graph; one that came after the first records is named only if it does something."""
+    options = dataclasses.asdict(graph)
+    if graph.min_distance == 0:
+        del options["min_distance"]
+    return options
+
+
+def _changed(options: Any, but: str = "") -> str:
+    """`(window=8,kernel=5)` for a dataclass whose fields, `but` one, differ from their defaults, else nothing."""
     changed = [
         f"{field.name}={getattr(options, field.name)}"
         for field in dataclasses.fields(options)
-        if getattr(options, field.name) != field.default
+        if getattr(options, field.name) != field.default and field.name != but
     ]
     return f"({','.join(changed)})" if changed else ""
 
@@ -193,6 +236,7 @@ class RunConfig:
     partial: bool
     artifact: str | None = None
     on_error: str = "continue"
+    study: Mapping[str, Any] | None = None
 
 
 def build(cls: type, values: Mapping[str, Any], where: str) -> Any:
@@ -245,6 +289,9 @@ def cell_settings(
     granularity: str = "kv_head",
     head_budget: str = "uniform",
     head_floor: float = 0.2,
+    bias: str = "none",
+    fold: bool = False,
+    selector: Mapping[str, Any] | None = None,
 ) -> CellSettings:
     """A cell from plain values.
 
@@ -258,8 +305,10 @@ def cell_settings(
         Options of the re-ranking (`{}` or True: all defaults); None or False switches it off.
     scorer_options
         Fields of the scorer that differ from their defaults.
-    granularity, head_budget, head_floor
+    granularity, head_budget, head_floor, bias, fold
         See `CellSettings`.
+    selector
+        Options of `graphkv.coverage.Selector`, such as `{"name": "coverage"}`; None keeps the best scores.
     """
     try:
         scorer_class = scorers.get(scorer)
@@ -272,14 +321,15 @@ def cell_settings(
     if graphkv is not None and graphkv is not False:
         graph = build(Graph, {} if graphkv is True else graphkv, "graphkv")
     try:
-        return CellSettings(made, budget, graph, granularity, head_budget, head_floor)
+        chosen_by = build(Selector, selector or {}, "selector")
+        return CellSettings(made, budget, graph, granularity, head_budget, head_floor, bias, fold, chosen_by)
     except ValueError as error:
         raise UserError(str(error)) from error
 
 
 _TOP = (
-    "artifact budget decode granularity graphkv head_budget head_floor limit model name on_error partial prefill "
-    "protocol results_dir scorer task"
+    "artifact bias budget decode fold granularity graphkv head_budget head_floor limit model name on_error partial "
+    "prefill protocol results_dir scorer selector shards study task"
 ).split()
 
 
@@ -289,7 +339,8 @@ def parse(config: DictConfig) -> RunConfig:
         values = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
         raise UserError(f"configuration: {str(error).splitlines()[0]}") from error
-    values.pop("experiment", None)
+    for key in ("experiment", "also"):  # they were composed into the rest, or into further cells
+        values.pop(key, None)
     for key in values:
         if key not in _TOP:
             raise UserError(f"{key} is not a setting; known settings: {', '.join(_TOP)}")
@@ -313,6 +364,9 @@ def parse(config: DictConfig) -> RunConfig:
             values["granularity"],
             values["head_budget"],
             values["head_floor"],
+            values["bias"],
+            values["fold"],
+            values["selector"],
         ),
         task=values["task"],
         protocol=values["protocol"],
@@ -324,6 +378,7 @@ def parse(config: DictConfig) -> RunConfig:
         partial=values["partial"],
         artifact=values["artifact"],
         on_error=values["on_error"],
+        study=values["study"],
     )
     if run.on_error not in ("continue", "stop"):
         raise UserError(f"on_error must be continue or stop, not {run.on_error!r}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from graphkv.attention import forward
 from graphkv.cache import Kept, Policy, RaggedCache
+from graphkv.correction import Correction
 from graphkv.prefill import Prefill, synchronize
 
 
@@ -48,6 +49,7 @@ def greedy(
     min_new_tokens: int = 0,
     policies: Sequence[Policy | None] | None = None,
     evict_every: int | None = None,
+    corrections: Sequence[Correction | None] | None = None,
 ) -> list[Generation]:
     """Decode the rows of a batch greedily; a row leaves the batch at its stop token.
 
@@ -70,6 +72,8 @@ def greedy(
         Stop tokens cannot be chosen before so many tokens were written.
     policies, evict_every
         After every so many appended tokens, rows with a policy are cut back to their budget; None never.
+    corrections
+        What is added to the attention of each row, or None.
 
     Returns
     -------
@@ -81,7 +85,7 @@ def greedy(
         return results
     begin = time.perf_counter()
     stop = torch.tensor(sorted(stop_ids), dtype=torch.int64, device=prefill.device)
-    cache = RaggedCache(prefill, kept, max_new_tokens - 1, policies if evict_every else None)
+    cache = RaggedCache(prefill, kept, max_new_tokens - 1, policies if evict_every else None, corrections)
     active = list(range(len(kept)))
     logits = prefill.logits.expand(len(kept), -1)
     while True:
@@ -120,12 +124,15 @@ def solo(
     kept: Sequence[Sequence[Kept]],
     *,
     policies: Sequence[Policy | None] | None = None,
+    corrections: Sequence[Correction | None] | None = None,
     **options,
 ) -> list[Generation]:
     """`greedy`, one row after the other: the reference that batching is measured against."""
-    each = [None] * len(kept) if policies is None else policies
+    nothing = [None] * len(kept)
+    rows = zip(kept, policies or nothing, corrections or nothing, strict=True)
     return [
-        greedy(model, prefill, [row], policies=[policy], **options)[0] for row, policy in zip(kept, each, strict=True)
+        greedy(model, prefill, [row], policies=[policy], corrections=[correction], **options)[0]
+        for row, policy, correction in rows
     ]
 
 
@@ -142,24 +149,51 @@ class _QueryTap:
 
 
 @torch.inference_mode()
-def answer_queries(model: PreTrainedModel, prefill: Prefill, kept: Sequence[Kept], ids: Sequence[int]) -> list[Tensor]:
-    """Rotated queries [H, len(ids), d] of every layer while `ids` are read after the prompt, over a row's cache."""
+def read_on(
+    model: PreTrainedModel, prefill: Prefill, kept: Sequence[Kept], ids: Sequence[int]
+) -> tuple[Tensor, list[Tensor]]:
+    """Read `ids` after the prompt, over one row's cache.
+
+    Returns
+    -------
+    tuple
+        Logits [len(ids), vocabulary] in the model's dtype, and the rotated queries [H, len(ids), d] of every layer.
+    """
     tap = _QueryTap(RaggedCache(prefill, [kept], capacity=len(ids)))
-    forward(model, torch.tensor([list(ids)], device=prefill.device), prefill.n, tap)
-    return tap.queries
+    logits = forward(model, torch.tensor([list(ids)], device=prefill.device), prefill.n, tap, last=0)
+    return logits[0], tap.queries
 
 
-@torch.inference_mode()
 def teacher_force(
-    model: PreTrainedModel, prefill: Prefill, kept: Sequence[Sequence[Kept]], ids: Sequence[int]
+    model: PreTrainedModel,
+    prefill: Prefill,
+    kept: Sequence[Sequence[Kept]],
+    ids: Sequence[int],
+    corrections: Sequence[Correction | None] | None = None,
+    chunk: int | None = None,
 ) -> Tensor:
-    """Logits of every row over one given continuation, in a single forward.
+    """Logits of every row over one given continuation.
 
     Returns
     -------
     Tensor
         [rows, len(ids), vocabulary] in the model's dtype: entry `t` is the prediction after `ids[: t + 1]`.
     """
-    cache = RaggedCache(prefill, kept, capacity=len(ids))
+    return torch.cat(list(teacher_forced(model, prefill, kept, ids, corrections, chunk)), 1)
+
+
+@torch.inference_mode()
+def teacher_forced(
+    model: PreTrainedModel,
+    prefill: Prefill,
+    kept: Sequence[Sequence[Kept]],
+    ids: Sequence[int],
+    corrections: Sequence[Correction | None] | None = None,
+    chunk: int | None = None,
+) -> Iterator[Tensor]:
+    """`teacher_force`, `chunk` tokens of all rows in a forward (None: all tokens in one): [rows, chunk, vocabulary]."""
+    cache = RaggedCache(prefill, kept, capacity=len(ids), corrections=corrections)
     tokens = torch.tensor(list(ids), device=prefill.device).expand(len(kept), -1)
-    return forward(model, tokens, cache.position, cache, last=0)
+    for part in tokens.split(chunk or len(ids), dim=1):
+        yield forward(model, part, cache.position, cache, last=0)
+        cache.advance(part.shape[1])

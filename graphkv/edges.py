@@ -73,6 +73,15 @@ def features(view: LayerView, edge: str, rope: str, rows: int, n_past: int) -> t
     return senders, receivers
 
 
+def mean_cosine(a: Tensor, b: Tensor) -> Tensor:
+    """Float64 average of cos(a_i, b_j) over i ≠ j for [n, d] vectors of length one, n at least 2.
+
+    In O(n d) instead of O(n² d): (⟨Σ a, Σ b⟩ - Σ ⟨a_i, b_i⟩) / (n (n - 1)).
+    """
+    every_pair = a.sum(0, dtype=torch.float64) @ b.sum(0, dtype=torch.float64)
+    return (every_pair - (a * b).sum(dtype=torch.float64)) / (len(a) * (len(a) - 1))
+
+
 class Similarity:
     """How similar sources are to all tokens, computed from features in blocks when it is asked for.
 
@@ -87,30 +96,45 @@ class Similarity:
         c the head's average cosine of two different tokens, so that an average pair has none.
     clamp
         Raise negative similarities to 0; else they are kept, down to -1.
+    min_distance
+        Tokens at most so many positions from a source are not its neighbours; 0: only the source itself is not.
     """
 
-    def __init__(self, senders: Tensor, receivers: Tensor, rows: int, center: str = "none", clamp: bool = True) -> None:
-        self.rows, self.lowest = rows, 0.0 if clamp else -1.0
-        self.senders = _unit(senders, center == "mean")
-        self.receivers = self.senders if receivers is senders else _unit(receivers, center == "mean")
+    def __init__(
+        self,
+        senders: Tensor,
+        receivers: Tensor,
+        rows: int,
+        center: str = "none",
+        clamp: bool = True,
+        min_distance: int = 0,
+    ) -> None:
+        self.rows, self.lowest, self.min_distance = rows, 0.0 if clamp else -1.0, min_distance
+        self.senders = unit(senders, center == "mean")
+        self.receivers = self.senders if receivers is senders else unit(receivers, center == "mean")
         self.baseline = self._mean_cosine().float() if center == "baseline" else None
 
     def _mean_cosine(self) -> Tensor:
-        """[rows, 1, 1] average of cos(a_i, b_j) over i ≠ j, in O(n d): (⟨Σ a, Σ b⟩ - Σ ⟨a_i, b_i⟩) / (n (n - 1))."""
-        n, means = self.senders.shape[1], []
+        """[rows, 1, 1] float64 average similarity of two different tokens."""
+        means = []
         for row in range(self.rows):
             a, b = (heads[row * len(heads) // self.rows] for heads in (self.senders, self.receivers))
-            every_pair = a.sum(0, dtype=torch.float64) @ b.sum(0, dtype=torch.float64)
-            means.append((every_pair - (a * b).sum(dtype=torch.float64)) / (n * (n - 1)))
+            means.append(mean_cosine(a, b))
         return torch.stack(means)[:, None, None]
 
     def blocks(self, sources: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Blocks of the [rows, k] `sources`, each with its cosines [rows, block, n] to all tokens."""
         groups, n, d = self.receivers.shape
         head = torch.arange(self.rows, device=sources.device)[:, None] * len(self.senders) // self.rows
-        for block in sources.split(max(1, _BLOCK_ELEMENTS // (self.rows * n)), dim=-1):
+        columns = n + 4 * self.min_distance  # positions of near tokens, 2 d + 1 of 8 bytes, are held beside a block
+        for block in sources.split(max(1, _BLOCK_ELEMENTS // (self.rows * columns)), dim=-1):
             cosine = self.senders[head, block].view(groups, -1, d) @ self.receivers.mT
             yield block, cosine.view(self.rows, -1, n).clamp_(-1, 1)
+
+    def without_near(self, values: Tensor, block: Tensor, value: float) -> Tensor:
+        """Overwrite [rows, block, n] values with `value` where a token is too near to the source of its row."""
+        reach = torch.arange(-self.min_distance, self.min_distance + 1, device=block.device)
+        return values.scatter_(-1, (block[..., None] + reach).clamp_(0, values.shape[-1] - 1), value)
 
     def weigh(self, cosine: Tensor) -> Tensor:
         """Similarities [rows, …, …] of cosines: centred, and in [0, 1] or [-1, 1]. May write into its argument."""
@@ -130,23 +154,28 @@ class Similarity:
         m
             Neighbours a source, at most the tokens that are left.
         excluded
-            [rows, x] positions that are nobody's neighbours; None: only the source itself is not its own.
+            [rows, x] positions that are nobody's neighbours.
 
         Returns
         -------
         tuple of Tensor
-            Positions [rows, k, m] int64, ascending, and similarities [rows, k, m] float32.
+            Positions [rows, k, m] int64, ascending, and similarities [rows, k, m] float32. Where fewer than `m` tokens
+            are far enough away, the source's own position with similarity 0 stands for each that is lacking.
         """
         found, similarity = [], []
         for block, cosine in self.blocks(sources):
-            out = block[..., None] if excluded is None else excluded[:, None].expand(-1, block.shape[-1], -1)
-            cosine.scatter_(-1, out, _NOT_A_NEIGHBOR)
-            found.append(_nearest(cosine, m))
-            similarity.append(self.weigh(cosine.gather(-1, found[-1])))
+            self.without_near(cosine, block, _NOT_A_NEIGHBOR)
+            if excluded is not None:
+                cosine.scatter_(-1, excluded[:, None].expand(-1, block.shape[-1], -1), _NOT_A_NEIGHBOR)
+            nearest = _nearest(cosine, m)
+            cosine = cosine.gather(-1, nearest)
+            lacking = cosine == _NOT_A_NEIGHBOR
+            found.append(torch.where(lacking, block[..., None], nearest))
+            similarity.append(self.weigh(cosine).masked_fill_(lacking, 0))
         return torch.cat(found, 1), torch.cat(similarity, 1)
 
 
-def _unit(x: Tensor, centered: bool) -> Tensor:
+def unit(x: Tensor, centered: bool = False) -> Tensor:
     """Float32 vectors of length one along the last axis; a zero vector stays zero and resembles nothing."""
     x = x.float()
     return functional.normalize(x - x.mean(1, keepdim=True) if centered else x, dim=-1)

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from eval.errors import UserError
-from graphkv import budgets, decode
+from graphkv import budgets, coverage, decode
 from graphkv.cache import Kept, Policy
 from graphkv.config import CellSettings, cell_settings, model_preset
+from graphkv.correction import Correction, correct
 from graphkv.decode import Generation
 from graphkv.graph import rerank_layer
 from graphkv.models import LoadedModel, inspect, load
@@ -37,13 +38,16 @@ class Cell:
     bytes
         Size of the kept keys and values.
     seconds
-        Wall time of scoring (nothing if another cell had scored before), re-ranking and selection.
+        Wall time of scoring (nothing if another cell had scored before), re-ranking, selection and correction.
+    correction
+        What is added to the attention over the kept tokens, with `settings.bias`; None for nothing.
     """
 
     settings: CellSettings
     kept: list[Kept] = field(repr=False)
     bytes: int
     seconds: float
+    correction: Correction | None = field(default=None, repr=False)
 
     @property
     def kept_per_head(self) -> list[list[int]]:
@@ -62,6 +66,8 @@ class Cell:
 
     def keeps_same(self, other: Cell) -> bool:
         """Whether both keep the same tokens of the same stored heads, so that they write the same."""
+        if (self.settings.bias, self.settings.fold) != (other.settings.bias, other.settings.fold):
+            return False
         return self.kept_per_head == other.kept_per_head and all(
             torch.equal(mine, its)
             for layer, others in zip(self.kept, other.kept, strict=True)
@@ -146,7 +152,7 @@ class Engine:
         options = {"stop_ids": stop_ids, "min_new_tokens": min_new_tokens, "beyond_positions": True}
         (answer,) = self.decode(prefill, [full], max_new_tokens=max_new_tokens, **options)
         ids = answer.ids[:-1] or answer.ids  # what the last token asks is not asked any more
-        queries = decode.answer_queries(self.model, prefill, full.kept, ids)
+        _, queries = decode.read_on(self.model, prefill, full.kept, ids)
         layers = [replace(view, answer_queries=q) for view, q in zip(prefill.layers, queries, strict=True)]
         return replace(prefill, layers=layers)
 
@@ -180,8 +186,12 @@ class Engine:
             sum(len(head) for head in positions) * view.keys.shape[-1] * view.keys.element_size() * 2
             for positions, view in zip(kept, prefill.layers, strict=True)
         )
+        correction = None
+        if settings.bias != "none":
+            views = [_view(view, settings) for view in prefill.layers]
+            correction = correct(views, kept, settings.bias, settings.fold)
         synchronize(prefill.device)
-        return Cell(settings, kept, size, time.perf_counter() - begin)
+        return Cell(settings, kept, size, time.perf_counter() - begin, correction)
 
     def generate(self, prefill: Prefill, cells: Sequence[Cell], max_new_tokens: int = 64) -> list[str]:
         """Answers of `cells`, one text each; stops at the model's own stop tokens."""
@@ -243,6 +253,7 @@ class Engine:
             min_new_tokens=min_new_tokens,
             policies=policies,
             evict_every=evict_every,
+            corrections=[cell.correction for cell in cells],
         )
 
     def text(self, ids: Sequence[int]) -> str:
@@ -270,9 +281,18 @@ def _keep(view: LayerView, scores: Tensor | None, settings: CellSettings, budget
     if graph is not None:
         scores = rerank_layer(scores, scorer, view, graph, budget)
     if settings.head_budget == "uniform":
-        return keep(scores, budget, n, scorer.sinks)
+        return _best(scores, view.keys, view.values, settings, budget)
     past = budgets.per_head(scores, budget - scorer.window, settings.head_floor)
-    return [keep(row[None], own + scorer.window, n, scorer.sinks)[0] for row, own in zip(scores, past, strict=True)]
+    heads = zip(scores[:, None], view.keys[:, None], view.values[:, None], past, strict=True)
+    return [_best(*head, settings, own + scorer.window)[0] for *head, own in heads]
+
+
+def _best(scores: Tensor, keys: Tensor, values: Tensor, settings: CellSettings, budget: int) -> Tensor:
+    """What each head keeps within the same budget by the selector, [heads, budget]."""
+    n, sinks = keys.shape[1], settings.scorer.sinks
+    if settings.selector.name == "topk" or budget >= n:
+        return keep(scores, budget, n, sinks)
+    return coverage.select(scores, keys, values, settings.selector, budget, sinks)
 
 
 def _scores(prefill: Prefill, settings: CellSettings) -> list[Tensor]:

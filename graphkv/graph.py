@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -70,6 +70,9 @@ class Graph:
         scorers that do not pool.
     k_of
         `source_ratio` is a share of the layer's `past` budget (without the window) or of the whole `budget`.
+    min_distance
+        Tokens at most so many positions from a source are not its neighbours, whatever `m` is; 0 is the paper's graph.
+        A rotary key is most like the key beside it, so near edges thin out the span that was found.
     """
 
     source_ratio: float = 0.3
@@ -85,6 +88,7 @@ class Graph:
     center: str = "none"
     space: str = "after"
     k_of: str = "past"
+    min_distance: int = 0
 
     def __post_init__(self) -> None:
         if not 0 < self.source_ratio <= 1:
@@ -96,6 +100,8 @@ class Graph:
                 raise ValueError(f"neighbors must be a number, autoC such as auto3, or all, not {self.neighbors!r}")
         elif self.neighbors < 1:
             raise ValueError(f"neighbors must be 1 or more, not {self.neighbors}")
+        if self.min_distance < 0:
+            raise ValueError(f"min_distance must be 0 or more positions, not {self.min_distance}")
         for name, allowed in _CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}")
@@ -124,8 +130,54 @@ def _auto_cap(text: str) -> int | None:
     return max(1, int(match[1] or match[2])) if match else None
 
 
+@dataclass(frozen=True)
+class Edges:
+    """The edges of one choice of sources: who sends to whom.
+
+    Attributes
+    ----------
+    sources
+        [rows, k] int64 positions: ascending, or with `accumulate="last"` the strongest first.
+    neighbors
+        [rows, k, m] int64: ascending positions of each source's neighbours, its own position for each that it lacks
+        because of `min_distance`. None where every other token (that is far enough away) is one.
+    similarity
+        [rows, k, m] float32 similarity of each neighbour to its source; None with `neighbors`.
+    """
+
+    sources: Tensor
+    neighbors: Tensor | None
+    similarity: Tensor | None
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The re-ranking of one layer and how it came about.
+
+    Attributes
+    ----------
+    scores
+        [rows, n_past] float32: what is ranked.
+    factors
+        [rows, n_past] float64: what all rounds together multiplied each token's score by, 1 where nothing reached it;
+        with `space="before"` the score before pooling. Evicting gives 0, summed decays may be negative.
+    edges
+        One for each choice of sources: a single one unless `reselect` chooses anew in each round, none where nothing
+        was re-ranked.
+    """
+
+    scores: Tensor
+    factors: Tensor
+    edges: tuple[Edges, ...]
+
+
 def rerank_layer(scores: Tensor, scorer: Scorer, view: LayerView, graph: Graph, budget: int) -> Tensor:
-    """Re-rank a scorer's scores of one layer.
+    """Re-rank a scorer's scores of one layer: [rows, n_past] float32; parameters as for `trace_layer`."""
+    return trace_layer(scores, scorer, view, graph, budget).scores
+
+
+def trace_layer(scores: Tensor, scorer: Scorer, view: LayerView, graph: Graph, budget: int) -> Trace:
+    """Re-rank a scorer's scores of one layer, and tell how.
 
     Parameters
     ----------
@@ -142,16 +194,16 @@ def rerank_layer(scores: Tensor, scorer: Scorer, view: LayerView, graph: Graph, 
 
     Returns
     -------
-    Tensor
-        [rows, n_past] float32, finite; see `rerank`.
+    Trace
+        Finite scores; see `rerank`.
     """
     if graph.rounds == 0 or budget <= scorer.window:
-        return scores
+        return _untouched(scores)
     pools_after = graph.space == "before"
     nodes = scorer.raw_score(view) if pools_after else scores
     senders, receivers = features(view, graph.edge, graph.rope, *nodes.shape)
-    ranked = rerank(nodes, senders, graph, view.n, budget - scorer.window, receivers)
-    return scorer.finish(ranked) if pools_after else ranked
+    found = trace(nodes, senders, graph, view.n, budget - scorer.window, receivers)
+    return replace(found, scores=scorer.finish(found.scores)) if pools_after else found
 
 
 def rerank(
@@ -189,20 +241,28 @@ def rerank(
         evict's 2⁻¹⁴⁹), enhance nothing below; negative only if decays are summed. Memory is O(rows · (k·m + n)) beside
         one block of similarities.
     """
+    return trace(scores, features, graph, n, past_budget, receivers).scores
+
+
+def trace(
+    scores: Tensor, features: Tensor, graph: Graph, n: int, past_budget: int, receivers: Tensor | None = None
+) -> Trace:
+    """`rerank` with the edges and the factors that led to its scores; the same parameters."""
     rows, n_past = scores.shape
     k = min(graph.n_sources(past_budget, n - n_past), n_past)
     others = n_past - (k if graph.source_immune else 1)
     m = min(graph.n_neighbors(n), others)
-    if graph.rounds == 0 or m < 1:
-        return scores
+    if graph.rounds == 0 or m < 1 or graph.min_distance >= n_past - 1:
+        return _untouched(scores)
     receivers = features if receivers is None else receivers
-    similarity = Similarity(features, receivers, rows, graph.center, graph.clamp)
+    similarity = Similarity(features, receivers, rows, graph.center, graph.clamp, graph.min_distance)
     if graph.signal == "evict":
         scores = scores.clamp_min(_LEAST)
     choices, repeats = (graph.rounds, 1) if graph.reselect else (1, graph.rounds)
-    changed, total = scores, 0.0 if _logarithmic(graph) else 1.0
+    changed, total, edges = scores, 0.0 if _logarithmic(graph) else 1.0, []
     for _ in range(choices):
-        change = _change(changed, similarity, graph, k, m, all_others=m == others)
+        change, chosen = _change(changed, similarity, graph, k, m, all_others=m == others)
+        edges.append(chosen)
         if _logarithmic(graph):
             total = total + repeats * change
             changed = _scaled(scores, total)
@@ -210,7 +270,11 @@ def rerank(
             # Bounded, so that 0 times it is 0 whatever the number of rounds.
             total = (total * (1 + change) ** repeats).clamp(-1e300, 1e300)
             changed = (scores * total).clamp(-_MAX, _MAX).float()
-    return changed
+    return Trace(changed, total.exp() if _logarithmic(graph) else total, tuple(edges))
+
+
+def _untouched(scores: Tensor) -> Trace:
+    return Trace(scores, torch.ones_like(scores, dtype=torch.float64), ())
 
 
 def _logarithmic(graph: Graph) -> bool:
@@ -218,31 +282,37 @@ def _logarithmic(graph: Graph) -> bool:
     return graph.accumulate == "product" or graph.signal == "evict"
 
 
-def _change(scores: Tensor, similarity: Similarity, graph: Graph, k: int, m: int, all_others: bool) -> Tensor:
+def _change(
+    scores: Tensor, similarity: Similarity, graph: Graph, k: int, m: int, all_others: bool
+) -> tuple[Tensor, Edges]:
     """What one round does to each token, [rows, n_past] float64: the sum of what its edges bring, see `_signal`.
 
     Float64 because tokens have hundreds of edges, and so that the order of the sources leaves no trace.
     """
-    sources = top_positions(scores, k)
+    sources = chosen = top_positions(scores, k)
     immune = sources if graph.source_immune else None
     last = graph.accumulate == "last" and not _logarithmic(graph)
     if last:
         sources = sources.gather(-1, scores.gather(-1, sources).argsort(dim=-1, descending=True, stable=True))
         if all_others:
-            sources = sources[:, -2:]  # the weakest overwrites all but itself, which the one before it reaches
+            # Any token is too near to at most 2 d + 1 sources, so one of the 2 d + 2 weakest is the last to write it.
+            sources = sources[:, -2 * (graph.min_distance + 1) :]
     total = torch.zeros(scores.shape, dtype=torch.float64, device=scores.device)
     if all_others and not last:
         for block, cosine in similarity.blocks(sources):
-            signal = _signal(similarity.weigh(cosine), graph).scatter_(-1, block[..., None], 0)
+            signal = similarity.without_near(_signal(similarity.weigh(cosine), graph), block, 0)
             total += signal.sum(1, dtype=torch.float64)
-        return total if immune is None else total.scatter_(-1, immune, 0)
+        return total if immune is None else total.scatter_(-1, immune, 0), Edges(chosen, None, None)
     neighbors, e = similarity.neighbors(sources, m, immune)
-    signal, neighbors = _signal(e.double(), graph).flatten(1), neighbors.flatten(1)
+    edges = Edges(chosen, None, None) if all_others else Edges(sources, neighbors, e)
+    lacking = (neighbors == sources[..., None]).flatten(1)
+    signal, neighbors = _signal(e.double(), graph).flatten(1).masked_fill_(lacking, 0), neighbors.flatten(1)
     if last:
         order = torch.arange(sources.shape[1], device=scores.device).repeat_interleave(m).expand_as(neighbors)
+        order = order.masked_fill(lacking, -1)
         final = torch.full_like(scores, -1, dtype=torch.int64).scatter_reduce_(-1, neighbors, order, "amax")
         signal = torch.where(final.gather(-1, neighbors) == order, signal, 0)
-    return total.scatter_add_(-1, neighbors, signal)
+    return total.scatter_add_(-1, neighbors, signal), edges
 
 
 def _signal(e: Tensor, graph: Graph) -> Tensor:

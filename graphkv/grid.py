@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import reduce
@@ -20,10 +20,12 @@ from eval.samples import Encoded, Sample
 from graphkv import memory
 from graphkv.config import RunConfig, parse
 from graphkv.engine import Cell, Engine
-from graphkv.measures import MEASURES, Context
+from graphkv.fidelity import fidelity
+from graphkv.measures import Context, answer
 from graphkv.models import ModelConfig, ModelInfo, load
 from graphkv.provenance import describe_run
 from graphkv.reports import artifact_of, report
+from graphkv.studies import Job, jobs_of
 from graphkv.work import Group, Shard, groups_of
 
 
@@ -36,7 +38,7 @@ def main(configs: Sequence[DictConfig]) -> None:
     end(lambda: run([parse(config) for config in configs]))
 
 
-def end(work) -> None:
+def end(work: Callable[[], int]) -> None:
     """Do `work`, which returns the number of results that are missing, and turn its outcome into an exit code."""
     try:
         missing = work()
@@ -66,24 +68,47 @@ def run(configs: Sequence[RunConfig], shard: Shard | None = None) -> int:
     int
         How many of the results that were asked for are failed or missing.
     """
-    groups = groups_of(configs, shard)
-    for group in groups:
-        artifact_of(group)  # a wrong name is an error before the work, not after it
+    studies = jobs_of([config for config in configs if config.study is not None])
+    groups = prepare([config for config in configs if config.study is None], shard)
+    for asked in (*studies, *groups):
+        asked.info.check_device()
+    for study in studies:
+        run_study(study)
     for group in groups:
         if not run_group(group):
             break
     if shard is None:
         report(groups)
-    return sum(len(cells) for group in groups for _, cells in group.missing())
+    return remaining(groups)
 
 
-def show(configs: Sequence[RunConfig]) -> int:
-    """Tables and figures of what is stored, without doing anything; returns what is failed or missing."""
-    groups = groups_of(configs)
+def prepare(configs: Sequence[RunConfig], shard: Shard | None = None) -> list[Group]:
+    """The groups of a command, checked; nothing is written yet, and no records are read."""
+    if any(config.study is not None for config in configs):
+        raise UserError("a study is not cut into shards: leave hydra.launcher.executor=inline")
+    groups = groups_of(configs, shard)
+    for group in groups:
+        artifact_of(group)  # a wrong name is an error before the work, not after it
+    return groups
+
+
+def look(groups: Sequence[Group]) -> int:
+    """Read the records that are there; returns how many are failed or missing."""
     for group in groups:
         for store in group.all_stores:
             store.load()
+    return remaining(groups)
+
+
+def show(groups: Sequence[Group]) -> int:
+    """Tables and figures of what is stored, without doing anything; returns what is failed or missing."""
+    missing = look(groups)
     report(groups)
+    return missing
+
+
+def remaining(groups: Sequence[Group]) -> int:
+    """How many results that were asked for are failed or missing, by the records that were read."""
     return sum(len(cells) for group in groups for _, cells in group.missing())
 
 
@@ -98,17 +123,19 @@ def engine_for(info: ModelInfo) -> Engine:
     return _engines[info.config]
 
 
+def run_study(job: Job) -> None:
+    """Do a study, and name its files as they are written."""
+    for path in job.study.run(engine_for(job.info), job.configs):
+        print(path)
+
+
 def run_group(group: Group) -> bool:
     """Do what is missing of a group and store it piece by piece; False if it stopped at a failure (`on_error=stop`)."""
     with ExitStack() as stack:
         for store in group.all_stores:
             stack.enter_context(store)
         work = group.missing()
-        count = f"{len(group.samples)} samples × {len(group.cells)} cells"
-        part = "" if group.shard is None else f" (shard {group.shard[0]} of {group.shard[1]})"
-        print(
-            f"{group.config.model.label} {group.task.name}{part}: {count}, {len(work)} samples to do", file=sys.stderr
-        )
+        announce(group)
         if not work:
             return True
         made_by = describe_run(group)
@@ -127,6 +154,14 @@ def run_group(group: Group) -> bool:
     return True
 
 
+def announce(group: Group) -> None:
+    """Say how much there is and how much of it is to do, by the records that were read."""
+    count = f"{len(group.samples)} samples × {len(group.cells)} cells"
+    part = "" if group.shard is None else f" (shard {group.shard[0]} of {group.shard[1]})"
+    label = f"{group.config.model.label} {group.task.name}{part}"
+    print(f"{label}: {count}, {len(group.missing())} samples to do", file=sys.stderr)
+
+
 @dataclass
 class Wall:
     """Where the time went, in seconds."""
@@ -141,6 +176,13 @@ class Wall:
         parts = {"model": self.load, "prefill": self.prefill, "selection": self.select, "decode": self.measure}
         parts["other"] = total - sum(parts.values())
         return ", ".join(f"{name} {seconds:.1f} s" for name, seconds in parts.items())
+
+
+# What is done with the cells of a sample, by the name that a task gives: a part of a record a cell.
+MEASURES: dict[str, Callable[[Context, Sequence[Cell]], list[dict[str, Any]]]] = {
+    "answer": answer,
+    "fidelity": fidelity,
+}
 
 
 class Runner:

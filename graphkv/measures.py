@@ -1,9 +1,9 @@
-"""What is measured of the cells of a sample: a task names its measure, the grid looks it up here."""
+"""What a measure of the cells of a sample works on, and the usual one: let them answer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from eval.samples import Encoded, Sample, Task
@@ -14,7 +14,10 @@ from graphkv.prefill import Prefill
 
 @dataclass(frozen=True)
 class Context:
-    """A sample that was read: what a measure works on, beside the cells."""
+    """A sample that was read: what a measure works on, beside the cells.
+
+    `memo` holds what a measure computes once a sample, for all batches of cells.
+    """
 
     engine: Engine
     config: RunConfig
@@ -22,6 +25,7 @@ class Context:
     sample: Sample
     encoded: Encoded
     prefill: Prefill
+    memo: dict[str, Any] = field(default_factory=dict)
 
 
 def answer(context: Context, cells: Sequence[Cell]) -> list[dict[str, Any]]:
@@ -52,6 +56,3 @@ def answer(context: Context, cells: Sequence[Cell]) -> list[dict[str, Any]]:
             }
         )
     return parts
-
-
-MEASURES: dict[str, Callable[[Context, Sequence[Cell]], list[dict[str, Any]]]] = {"answer": answer}

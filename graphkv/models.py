@@ -122,6 +122,13 @@ class ModelInfo:
             return "cuda" if torch.cuda.is_available() else "cpu"
         return self.config.device
 
+    def check_device(self) -> None:
+        """Refuse a GPU that this machine does not have; one that only prepares jobs for others need not have it."""
+        if self.config.device not in ("auto", "cpu") and not torch.cuda.is_available():
+            raise UserError(
+                f"model.device={self.config.device} asks for a GPU, but torch sees none: use device=cpu or auto"
+            )
+
     @cached_property
     def weights_hash(self) -> str:
         """sha256 that identifies the weights.
@@ -166,12 +173,10 @@ def inspect(config: ModelConfig) -> ModelInfo:
     ------
     UserError
         If the model is not there (the message says what to download and where it was looked for), or if its
-        device or attention back end is not.
+        attention back end is not.
     """
     if config.attention not in ALL_ATTENTION_FUNCTIONS:
         raise UserError(f"model.attention={config.attention} is not available in this transformers installation")
-    if config.device not in ("auto", "cpu") and not torch.cuda.is_available():
-        raise UserError(f"model.device={config.device} asks for a GPU, but torch sees none: use device=cpu or auto")
     if config.path is None and config.source == "tiny":
         return ModelInfo(config, None, byte_tokenizer(), _TINY["max_position_embeddings"], frozenset({257}))
     folder = _locate(config)
@@ -192,8 +197,10 @@ def load(info: ModelInfo) -> LoadedModel:
     Raises
     ------
     UserError
-        If the folder has no safetensors, or the model does not route attention through transformers' interface.
+        If there is no such device, the folder has no safetensors, or the model does not route attention through
+        transformers' interface.
     """
+    info.check_device()
     if info.folder is None:
         return LoadedModel(info, tiny_model(_DTYPES[info.config.dtype]).to(info.device))
     if not any(info.folder.glob("*.safetensors")):

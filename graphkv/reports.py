@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from statistics import mean
 
 import pandas as pd
 
-from eval import table1, table1_render
+from eval import ablation_figures, ablation_tables, ablations, fidelity_table, table1, table1_render
+from eval import fig4 as needle_figure
 from eval.errors import UserError
 from eval.figures import needle_heatmap
 from eval.records import key_of
@@ -24,7 +26,11 @@ def report(groups: Sequence[Group]) -> None:
     for group in groups:
         asked.setdefault(artifact_of(group), []).append(group)
     for name, together in asked.items():
-        ARTIFACTS[name](together)
+        try:
+            ARTIFACTS[name](together)
+        except OSError as error:
+            folder = together[0].config.results_dir
+            raise UserError(f"cannot write tables and figures to {folder}: {error.strerror}") from error
 
 
 def artifact_of(group: Group) -> str:
@@ -32,6 +38,9 @@ def artifact_of(group: Group) -> str:
     name = group.config.artifact or {"longbench": "table1"}.get(group.config.task["name"], group.config.task["name"])
     if name not in ARTIFACTS:
         raise UserError(f"artifact={name} is unknown: choose one of {', '.join(ARTIFACTS)}, or null")
+    task = MADE_OF.get(name, group.config.task["name"])
+    if task != group.config.task["name"]:
+        raise UserError(f"artifact={name} is made of task={task}, not of task={group.config.task['name']}")
     return name
 
 
@@ -66,7 +75,56 @@ def longbench(groups: Sequence[Group]) -> None:
             print(path)
 
 
-ARTIFACTS: dict[str, Callable[[Sequence[Group]], None]] = {"needle": needle, "table1": longbench}
+def fidelity(groups: Sequence[Group]) -> None:
+    """Divergence from the full cache, for each model: a table with paired differences, and a figure."""
+    for group in groups:
+        rows, paths = fidelity_table.write(results_of(group), stem([group], "tables"))
+        print(as_text(fidelity_table.brief(rows)))
+        for path in paths:
+            print(path)
+
+
+def fig4(groups: Sequence[Group]) -> None:
+    """The needle's heat maps beside the paper's means, for each model."""
+    for group in groups:
+        score = group.task.main_score
+        cells = [
+            needle_figure.NeedleCell(
+                cell.label, cell.describe(), _needle_frame(group.records(i), group.task.samples, score)
+            )
+            for i, cell in enumerate(group.cells)
+        ]
+        facts = {
+            "model": group.config.model.label,
+            "dtype": group.config.model.dtype,
+            "data_hash": group.task.facts["data_hash"],
+            "needles": " ".join(group.task.facts["needles"]),
+        }
+        figure = needle_figure.build(cells, score, facts)
+        print(f"{figure.title}\n\n{as_text(figure.means)}\n\n{figure.caption}")
+        for path in needle_figure.write(figure, stem([group], "figures", score)):
+            print(path)
+
+
+def ablation(name: str, groups: Sequence[Group]) -> None:
+    """A figure or table of `eval.ablations` for each model, and for each setting that is not what it varies."""
+    for group in groups:
+        for found in ablations.build(results_of(group), name):
+            print(ablation_tables.as_text(found))
+            kind, room = ("tables", ablation_tables) if found.design.table else ("figures", ablation_figures)
+            for path in room.write(found, stem([group], kind, found.title)):
+                print(path)
+
+
+ARTIFACTS: dict[str, Callable[[Sequence[Group]], None]] = {
+    "needle": needle,
+    "fig4": fig4,
+    "table1": longbench,
+    "fidelity": fidelity,
+    **{name: partial(ablation, name) for name in ablations.DESIGNS},
+}
+MADE_OF = {"needle": "needle", "fig4": "needle", **dict.fromkeys(["table1", *ablations.DESIGNS], "longbench")}
+"""The task whose records an artifact needs."""
 
 
 def results_of(group: Group) -> table1.ModelResults:
@@ -94,12 +152,14 @@ def stem(groups: Sequence[Group], kind: str, *more: str) -> Path:
 
 
 def _needle_frame(records: Mapping[str, Mapping], samples: Sequence[Sample], score: str) -> pd.DataFrame:
-    """Length, depth and score of every sample that was asked for; NaN where there is no result."""
-    rows = [
-        (sample.meta["length"], sample.meta["depth"], records.get(sample.id, {}).get("scores", {}).get(score))
-        for sample in samples
-    ]
-    return pd.DataFrame(rows, columns=["length", "depth", "score"]).astype({"score": float})
+    """Length, depth, score and tokens kept a layer of every sample that was asked for; NaN where there is no result."""
+    rows = []
+    for sample in samples:
+        record = records.get(sample.id, {})
+        found = (record.get("scores", {}).get(score), mean(record["kept"]) if "kept" in record else None)
+        rows.append((sample.id, sample.meta["length"], sample.meta["depth"], *found))
+    columns = ["sample", "length", "depth", "score", "kept"]
+    return pd.DataFrame(rows, columns=columns).astype({"score": float, "kept": float})
 
 
 def _achieved(records: Mapping[str, Mapping], samples: Sequence[Sample]) -> str:

@@ -32,7 +32,7 @@ def top_positions(scores: Tensor, k: int) -> Tensor:
     if k == n:
         return torch.arange(n, device=scores.device).expand(scores.shape).contiguous()
     rows = scores.reshape(-1, n)
-    if rows.is_cuda:  # a look at the ties would make the host wait
+    if not rows.is_cpu:  # a look at the ties would make the host wait
         chosen = _lowest_of_ties(rows, k)
     else:
         values, found = rows.topk(k + 1)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from eval import tasks
+from eval.errors import UserError
 from eval.records import CellStore, key_of
 from eval.samples import Sample, Task
 from graphkv.config import CellSettings, RunConfig
@@ -59,6 +60,8 @@ class Group:
             limit=first.limit,
             partial=first.partial,
         )
+        if task.measure != "answer" and first.decode.evict_every is not None:
+            raise UserError(f"decode.evict_every evicts while an answer is written, and task {task.name} has none")
         shared = {
             "model": {
                 "name": model.label,
@@ -71,6 +74,7 @@ class Group:
             "prefill": asdict(first.prefill),
         }
         root = Path(first.results_dir) / model.label / task.name
+        cut = key_of({"samples": [sample.id for sample in task.samples]})[:8]
         cells = list(dict.fromkeys(config.cell for config in configs))
         stores = [
             {
@@ -79,6 +83,7 @@ class Group:
                     cell.label,
                     {**shared, "task": {"name": name, **identity}, "cell": cell.describe()},
                     shard,
+                    cut,
                 )
                 for name, identity in task.identity.items()
             }

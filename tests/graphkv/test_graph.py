@@ -26,7 +26,7 @@ RULES = [
     *itertools.product(["decay", "enhance"], ["product", "sum", "last"]),
     ("evict", "product"),
 ]
-PRESETS = ["on", "off", "figure3", "algorithm2"]
+PRESETS = ["on", "off", "figure3", "algorithm2", "far"]
 
 
 def random_problem(n: int, seed: int, heads: int = 2, d: int = 8):
@@ -38,7 +38,7 @@ def random_problem(n: int, seed: int, heads: int = 2, d: int = 8):
 
 def expected(scores, sent, graph: Graph, k: int, m: int, received=None) -> np.ndarray:
     """The loop over all rows, a row's features being those of its group."""
-    names = ("signal", "accumulate", "source_immune", "reselect", "clamp", "center")
+    names = ("signal", "accumulate", "source_immune", "reselect", "clamp", "center", "min_distance")
     options = {name: getattr(graph, name) for name in names}
     received = sent if received is None else received
     rows = []
@@ -245,6 +245,7 @@ def problems(draw, kinds=("random", "equal", "zero keys", "equal scores", "zero 
         reselect=draw(st.booleans()),
         clamp=draw(st.booleans()),
         center=draw(st.sampled_from(["none", "mean", "baseline"])),
+        min_distance=draw(st.sampled_from([0, 0, 1, 5])),
     )
     return scores, sent, graph, n, draw(st.integers(1, 60)), kind
 
@@ -272,6 +273,7 @@ def test_finite_and_in_the_right_direction(problem):
 @given(problems(kinds=["random"]), st.integers(0, 10**6))
 def test_the_order_of_tokens_and_sources_does_not_matter(problem, seed):
     scores, sent, graph, n, past_budget, _ = problem
+    graph = dataclasses.replace(graph, min_distance=0)
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
     out = rerank(scores, sent, graph, n, past_budget)
     shuffled = rerank(scores[:, order], sent[:, order], graph, n, past_budget)
@@ -330,7 +332,8 @@ def test_evicting_equals_removing(problem, data):
     k, m = graph.n_sources(past_budget), graph.n_neighbors(n)
     for row in range(len(scores)):
         e = naive.similarities(*[sent[row].double().numpy()] * 2, graph.center)
-        incoming = naive.incoming_edges(scores[row].numpy(), e, k, m, graph.source_immune, graph.clamp)
+        options = (graph.source_immune, graph.clamp, graph.min_distance)
+        incoming = naive.incoming_edges(scores[row].numpy(), e, k, m, *options)
         left = torch.tensor([not (edges and graph.rounds) for edges in incoming])
         count = data.draw(st.integers(0, int(left.sum())))
         survivors = left.nonzero()[:, 0]
@@ -390,6 +393,66 @@ def test_all_tokens_alike_stay_finite(options):
     scores[:, ::3] = 0
     out = rerank(scores, torch.ones(2, 1200, 4), Graph(1.0, "all", **options), 1200, 1200)
     assert out.isfinite().all() and (out[:, ::3] == 0).all()
+
+
+# Far edges
+
+
+@pytest.mark.parametrize(("signal", "accumulate"), RULES)
+@pytest.mark.parametrize("neighbors", [3, 14, "all"])
+@pytest.mark.parametrize("min_distance", [1, 6, 12, 22])
+def test_far_edges_equal_the_loop(signal, accumulate, neighbors, min_distance):
+    # Of 24 tokens those in the middle have no neighbour more than 12 positions away.
+    for seed, (immune, reselect, clamp) in enumerate(itertools.product([False, True], repeat=3)):
+        options = {"source_immune": immune, "reselect": reselect, "clamp": clamp, "min_distance": min_distance}
+        center = ["none", "mean", "baseline"][seed % 3]
+        graph = Graph(0.4, neighbors, 2, signal=signal, accumulate=accumulate, center=center, **options)
+        scores, sent = random_problem(24, seed)
+        assert_equals_the_loop(scores, sent, graph, 24, 15, rtol=1e-3)
+
+
+@pytest.mark.parametrize("accumulate", ["product", "sum", "last"])
+def test_far_edges_of_sources_side_by_side_equal_the_loop(accumulate):
+    # All sources are neighbours in position, so that most overwrite nothing of what is near.
+    scores, sent = random_problem(60, seed=1)
+    scores[:, 20:35] += 1
+    graph = Graph(0.5, "all", accumulate=accumulate, min_distance=7)
+    assert_equals_the_loop(scores, sent, graph, 60, 30)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.integers(2, 60), st.integers(0, 70), st.integers(1, 70), st.booleans(), st.integers(0, 10**6))
+def test_no_edge_is_shorter_than_the_distance(n, distance, m, immune, seed):
+    scores, sent = random_problem(n, seed)
+    sources = top_positions(scores, max(1, n // 4))
+    similarity = Similarity(sent, sent, 2, min_distance=distance)
+    neighbors, e = similarity.neighbors(sources, min(m, n), sources if immune else None)
+    for row, source, place in itertools.product(range(2), range(sources.shape[1]), range(min(m, n))):
+        i, j = int(sources[row, source]), int(neighbors[row, source, place])
+        assert abs(i - j) > distance or (i == j and e[row, source, place] == 0)
+    far = [[abs(int(i) - j) > distance and not (immune and j in row) for j in range(n)] for row in sources for i in row]
+    real = (neighbors != sources[..., None]).flatten(0, 1).sum(-1)
+    assert real.tolist() == [min(m, n, sum(allowed)) for allowed in far]
+
+
+@settings(deadline=None, max_examples=60)
+@given(problems(), st.integers(0, 10))
+def test_a_distance_beyond_the_prompt_leaves_no_edges(problem, more):
+    scores, sent, graph, n, past_budget, _ = problem
+    graph = dataclasses.replace(graph, min_distance=n - 1 + more)
+    assert torch.equal(rerank(scores, sent, graph, n, past_budget), scores)
+
+
+def test_blocks_leave_room_for_the_positions_of_near_tokens(monkeypatch):
+    scores, sent = random_problem(64, seed=9)
+    for neighbors, accumulate in itertools.product([3, "all"], ["product", "last"]):
+        graph = Graph(0.9, neighbors, accumulate=accumulate, min_distance=16)
+        whole = rerank(scores, sent, graph, 64, 40)
+        with monkeypatch.context() as patch:
+            patch.setattr(edges, "_BLOCK_ELEMENTS", 2 * (64 + 4 * 16) * 5)
+            blocks = Similarity(sent, sent, 2, min_distance=16).blocks(top_positions(scores, 36))
+            assert [cosine.shape[1] for _, cosine in blocks] == [5] * 7 + [1]
+            torch.testing.assert_close(rerank(scores, sent, graph, 64, 40), whole)
 
 
 # How it is computed
@@ -560,6 +623,8 @@ def test_nothing_to_choose_changes_nothing():
         {"neighbors": "all", "center": "baseline"},
         {"source_immune": True, "reselect": True, "rounds": 2, "clamp": False, "center": "mean"},
         {"rope": "pre", "space": "before", "k_of": "budget", "edge": "vv"},
+        {"min_distance": 10, "neighbors": 40},
+        {"min_distance": 1, "neighbors": "all", "accumulate": "last"},
     ],
 )
 @pytest.mark.parametrize("scorer", ["snapkv", "knorm"])
@@ -597,6 +662,7 @@ def test_presets_differ_from_the_default_reading_as_they_say():
     assert preset("on") == preset("off") == default
     assert preset("figure3") == default | {"accumulate": "sum", "source_immune": True}
     assert preset("algorithm2") == default | {"accumulate": "last"}
+    assert preset("far") == default | {"min_distance": 10}
 
 
 @pytest.mark.parametrize(("n", "m"), [(1, 1), (999, 1), (1500, 1), (2000, 2), (3000, 3), (7950, 3), (31500, 3)])
@@ -633,6 +699,7 @@ def test_sources_are_a_share_of_the_past_budget_or_of_the_whole():
         {"center": "median"},
         {"space": "during"},
         {"k_of": "n"},
+        {"min_distance": -1},
     ],
 )
 def test_impossible_options_are_refused(options):

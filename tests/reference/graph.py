@@ -34,13 +34,15 @@ def similarities(senders: np.ndarray, receivers: np.ndarray, center: str) -> np.
     return e
 
 
-def incoming_edges(scores, e: np.ndarray, k: int, m: int, source_immune: bool, clamp: bool) -> list[list[float]]:
+def incoming_edges(
+    scores, e: np.ndarray, k: int, m: int, source_immune: bool, clamp: bool, min_distance: int = 0
+) -> list[list[float]]:
     """Similarities of the edges into each token, those from the strongest source first."""
     n = len(scores)
     sources = ranked(scores, min(k, n))
     incoming: list[list[float]] = [[] for _ in range(n)]
     for i in sources:
-        allowed = [j for j in range(n) if j != i and not (source_immune and j in sources)]
+        allowed = [j for j in range(n) if abs(j - i) > min_distance and not (source_immune and j in sources)]
         for place in ranked([e[i, j] for j in allowed], m):
             j = allowed[place]
             incoming[j].append(max(0.0 if clamp else -1.0, e[i, j]))
@@ -73,6 +75,7 @@ def rerank_head(
     reselect: bool = False,
     clamp: bool = True,
     center: str = "none",
+    min_distance: int = 0,
 ) -> np.ndarray:
     """Scores of one head after `rounds` rounds; options are those of `graphkv.graph.Graph`."""
     current = scores.astype(np.float64).copy()
@@ -82,6 +85,6 @@ def rerank_head(
     incoming = None
     for _ in range(rounds):
         if reselect or incoming is None:
-            incoming = incoming_edges(current, e, k, m, source_immune, clamp)
+            incoming = incoming_edges(current, e, k, m, source_immune, clamp, min_distance)
         current = np.array([s * factor(edges, signal, accumulate) for s, edges in zip(current, incoming, strict=True)])
     return current

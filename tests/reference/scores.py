@@ -257,3 +257,35 @@ def oracle(view, window, group_how) -> np.ndarray:
     """Mean attention of the answer's queries over the prompt's keys."""
     rows = attention_rows(view.answer_queries, view.keys, view.scaling, lambda row, column: True)
     return by_group(rows.mean(1), view.keys.shape[0], group_how)[:, : view.keys.shape[1] - window]
+
+
+def autocorrelation(row: np.ndarray, distance: int) -> float:
+    """Of a row at one distance, pairs beyond the ends counting as zero; 0 for a constant row."""
+    x = row - row.mean()
+    energy = sum(v * v for v in x)
+    if np.ptp(row) == 0:
+        return 0.0
+    return sum(x[j] * x[j + distance] for j in range(len(x) - distance)) / energy
+
+
+def spankv(queries, keys, values, scaling, window, widths, weights, mix) -> np.ndarray:
+    """SpanKV scores [G, n - window]."""
+    weights = [1.0] * len(widths) if not weights else weights
+    attention = by_group(window_mass(queries, keys, scaling, window) / window, keys.shape[0], "mean")
+    norms = np.sqrt((values.double().numpy() ** 2).sum(-1))
+    rows = []
+    for u in (attention * norms)[:, : keys.shape[1] - window]:
+        scales = [pooled(u, width, "avg") for width in widths]
+        share = [weight / sum(weights) for weight in weights]
+        if mix == "quota":
+            order = [sorted(range(len(u)), key=lambda j: (-scale[j], j)) for scale in scales]
+            rows.append([max(c / (o.index(j) + 1) for c, o in zip(share, order, strict=True)) for j in range(len(u))])
+            continue
+        if mix == "head":
+            for place, width in enumerate(widths):
+                distances = range(1, (width - 1) // 2 + 1)
+                if width > 1:
+                    share[place] *= max(0, sum(autocorrelation(np.sqrt(u), d) for d in distances) / len(distances))
+        total = sum(share)
+        rows.append(sum(c / total * scale for c, scale in zip(share, scales, strict=True)) if total else 0 * u)
+    return np.array(rows)

@@ -35,6 +35,7 @@ ALL = [
     "rkv",
     "random",
     "oracle",
+    "spankv",
 ]
 
 
@@ -97,7 +98,7 @@ def test_the_list_of_scorers_is_the_folder():
 def test_yaml_and_dataclass_have_the_same_fields_and_defaults(name):
     in_yaml = yaml.safe_load((CONF / "scorer" / f"{name}.yaml").read_text())
     assert in_yaml.pop("name") == name
-    in_yaml["skip_layers"] = tuple(in_yaml["skip_layers"])
+    in_yaml = {key: tuple(value) if isinstance(value, list) else value for key, value in in_yaml.items()}
     assert in_yaml == dataclasses.asdict(scorers.get(name)())
 
 
@@ -151,6 +152,9 @@ REFERENCES = {
         v, s.window, s.sinks, s.n_future, s.covariance, s.value_norms, s.epsilon, s.group
     ),
     "oracle": lambda v, s: naive.oracle(v, s.window, s.group),
+    "spankv": lambda v, s: naive.spankv(
+        *(v.queries, v.keys, v.values, v.scaling, s.window, s.widths, s.weights, s.mix)
+    ),
 }
 OPTIONS = [
     *(("knorm", {"positive": positive, "window": 3}) for positive in ("inverse", "max_minus", "softmax", "rank")),
@@ -174,6 +178,12 @@ OPTIONS = [
     ("expected_attention", {"covariance": False, "value_norms": False}),
     ("oracle", {}),
     ("oracle", {"window": 0, "group": "max"}),
+    ("spankv", {}),
+    ("spankv", {"widths": (1, 15, 63), "weights": (3.0, 2.0, 0.5), "window": 20}),
+    ("spankv", {"widths": (31,)}),
+    *(("spankv", {"widths": (1, 3, 7, 15, 31, 63), "mix": mix}) for mix in ("fixed", "head", "quota")),
+    ("spankv", {"widths": (7, 1), "weights": (0.2, 0.1), "mix": "head"}),
+    ("spankv", {"widths": (7, 1), "weights": (0.2, 0.1), "mix": "quota"}),
 ]
 
 
@@ -290,7 +300,7 @@ def test_what_scorers_need():
     assert {name for name in ALL if needs[name] == Needs()} == {
         *("full", "knorm", "keydiff", "lagkv", "random", "streamingllm")
     }
-    assert needs["snapkv"] == needs["pyramidkv"] == needs["cake"] == Needs(queries=32)
+    assert needs["snapkv"] == needs["pyramidkv"] == needs["cake"] == needs["spankv"] == Needs(queries=32)
     assert (needs["rkv"], needs["tova"]) == (Needs(queries=8), Needs(queries=1))
     assert (needs["h2o"], needs["oracle"]) == (Needs(mass=True), Needs(answer=True))
     assert needs["expected_attention"] == scorers.get("h2o")(causal=False).needs == Needs(queries=ALL_QUERIES)
@@ -500,6 +510,81 @@ def test_oracle_of_an_answer_that_asked_nothing_is_zero():
     assert torch.equal(scorers.get("oracle")().score(view), torch.zeros(1, 8))
 
 
+def test_spankv_without_pooling_is_snapkv_weighed_by_values(real_views):
+    for view in (random_view(120, seed=10), real_views[9]):
+        raw = scorers.get("snapkv")(pooling="none").score(view)
+        score = scorers.get("spankv")(widths=(1,)).score(view)
+        torch.testing.assert_close(score, raw / 32 * view.values[:, :-32].norm(dim=-1), rtol=1e-5, atol=0)
+        units = dataclasses.replace(view, values=torch.nn.functional.normalize(view.values, dim=-1))
+        kept = keep(scorers.get("spankv")(widths=(1,)).score(units), 48, view.n)
+        assert torch.equal(kept, keep(raw, 48, view.n))
+
+
+@pytest.mark.parametrize("mix", ["fixed", "head", "quota"])
+def test_only_the_ratios_of_spankvs_weights_matter(real_views, mix):
+    kept = [
+        keep(scorers.get("spankv")(weights=weights, mix=mix).score(real_views[9]), 64, 150)
+        for weights in ((), (0.5, 0.5), (1.0, 1.0), (40.0, 40.0), (1.0, 3.0))
+    ]
+    assert all(torch.equal(kept[0], other) for other in kept[1:4])
+    assert not torch.equal(kept[0], kept[4])
+
+
+def test_spankv_keeps_the_span_whole():
+    # A span of 15 tokens of which every other one is attended to, against lone tokens that get a fifth of that.
+    u = torch.full((1, 300), 1e-3)
+    u[:, 100:115:2] = 1
+    u[:, 200:300:10] = 0.2
+    span = set(range(100, 115))
+    best = {
+        widths: set(scorers.get("spankv")(widths=widths).finish(u).topk(15).indices[0].tolist())
+        for widths in ((1,), (1, 15))
+    }
+    assert best[1, 15] == span
+    assert len(best[1,] & span) <= 8
+
+
+def test_pooling_in_spankv_counts_the_padding():
+    u = torch.tensor([[6.0, 0, 0, 0, 0]])
+    assert scorers.get("spankv")(widths=(3,)).finish(u).tolist() == [[2, 2, 0, 0, 0]]
+    assert scorers.get("spankv")(widths=(1, 3), weights=(1.0, 2.0)).finish(u)[0, 0].item() == pytest.approx(10 / 3)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 10**6), st.integers(-20, 20), st.sampled_from(["fixed", "head"]))
+def test_spankvs_mixtures_know_no_scale(seed, power, mix):
+    u = torch.rand(3, 90, generator=torch.Generator().manual_seed(seed)) ** 4
+    scorer = scorers.get("spankv")(widths=(1, 3, 15), mix=mix)
+    torch.testing.assert_close(scorer.finish(u * 2.0**power), scorer.finish(u) * 2.0**power, rtol=1e-5, atol=0)
+
+
+def test_a_head_pools_as_far_as_its_mass_lies_in_spans():
+    # Head 0 has lone tokens only, head 1 the same mass in one span: the first is left as it is.
+    u = torch.zeros(2, 200)
+    u[0, 10:200:20] = 1
+    u[1, 50:60] = 1
+    scorer = scorers.get("spankv")(widths=(1, 3, 9), mix="head")
+    lone, span = scorer.finish(u)
+    torch.testing.assert_close(lone, u[0])
+    assert span[49] > 0 and span[54] > span[50]
+    # What the graph's additive reading made negative does not spoil the roots.
+    assert scorer.finish(u - 0.1).isfinite().all()
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 10**6), st.integers(1, 60), st.sampled_from([(), (1.0, 3.0, 4.0)]))
+def test_every_scale_has_its_quota_of_any_budget(seed, budget, weights):
+    u = torch.rand(2, 60, generator=torch.Generator().manual_seed(seed)).mul(8).floor()  # with ties
+    widths = (1, 5, 21)
+    scorer = scorers.get("spankv")(widths=widths, weights=weights, mix="quota")
+    kept = keep(scorer.finish(u), budget, 60)
+    for place, width in enumerate(widths):
+        share = weights[place] / 8 if weights else 1 / 3
+        own = keep(pool(u, width, "avg"), int(share * budget + 1e-9), 60)
+        for head in range(2):
+            assert set(own[head].tolist()) <= set(kept[head].tolist())
+
+
 @pytest.mark.parametrize(
     ("name", "options", "part"),
     [
@@ -527,6 +612,14 @@ def test_oracle_of_an_answer_that_asked_nothing_is_zero():
         ("rkv", {"threshold": -0.5}, "threshold"),
         ("random", {"seed": -1}, "seed"),
         ("oracle", {"group": "min"}, "group"),
+        ("spankv", {"window": 0}, "window"),
+        ("spankv", {"widths": ()}, "widths must be odd"),
+        ("spankv", {"widths": (1, 30)}, "widths must be odd"),
+        ("spankv", {"widths": (-1,)}, "widths must be odd"),
+        ("spankv", {"widths": (1, 15, 63), "weights": (0.5, 0.5)}, "3 widths, 2 weights"),
+        ("spankv", {"weights": (1.0, 0.0)}, "weights must be positive"),
+        ("spankv", {"weights": (1.0, float("nan"))}, "weights must be positive"),
+        ("spankv", {"mix": "auto"}, "mix must be fixed, head or quota"),
     ],
 )
 def test_impossible_options_are_refused(name, options, part):
@@ -535,5 +628,5 @@ def test_impossible_options_are_refused(name, options, part):
 
 
 def test_unknown_scorer_lists_the_known_ones():
-    with pytest.raises(ValueError, match="snapkw.*cake, expected_attention, full, h2o, .*, streamingllm, tova"):
+    with pytest.raises(ValueError, match="snapkw.*cake, expected_attention, full, h2o, .*, spankv, streamingllm, tova"):
         scorers.get("snapkw")

@@ -1,0 +1,301 @@
+"""The fidelity of cells: a table of divergences with paired differences, and the divergence against the budget."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from eval import table1_words as words
+from eval.errors import UserError
+from eval.figures import save
+from eval.records import write_atomically
+from eval.stats import Difference, paired_difference
+from eval.style import RC
+from eval.table1 import CellResult, ModelResults
+from eval.tables import MISSING
+
+BASE = "snapkv"
+"""The scorer that others are compared with, at the same budget and without re-ranking."""
+
+_ZERO = 1e-6  # nats: below, a cell is the full cache but for rounding, and has no place on a logarithmic axis
+_MARKERS = "osD^vPX*<>hp"
+
+
+@dataclass(frozen=True)
+class FidelityRow:
+    """One cell.
+
+    Attributes
+    ----------
+    name, series, cell
+        As printed, without what belongs to the budget, and what it is.
+    n, asked
+        Finished samples, and how many there should be.
+    kl
+        Mean divergence in nats with its interval: mean over kinds of prompts of the mean over prompts. None where a
+        sample is missing.
+    by_kind
+        Mean divergence by kind of prompt; empty where a sample is missing.
+    means
+        Means over samples of the other scores.
+    kept
+        Mean tokens stored a layer.
+    to_base, to_plain
+        Paired difference of the divergence to `BASE`, and to the same cell without re-ranking; None where there is no
+        such cell or it is this one.
+    """
+
+    name: str
+    series: str
+    cell: Mapping[str, Any]
+    n: int
+    asked: int
+    kl: Difference | None
+    by_kind: Mapping[str, float]
+    means: Mapping[str, float]
+    kept: float | None
+    to_base: Difference | None
+    to_plain: Difference | None
+
+
+def build(result: ModelResults) -> list[FidelityRow]:
+    """Rows of one model's cells, scorer by scorer and budget by budget.
+
+    Raises
+    ------
+    UserError
+        If there is no sample or no cell.
+    """
+    if not result.samples or not result.cells:
+        raise UserError("a table of fidelity needs at least one sample and one cell")
+    cells = [found.cell for found in result.cells]
+    plain_budgets = [{**cell, "budget": None} for cell in cells]
+    ordered = sorted(result.cells, key=lambda found: words.order(found.cell))
+    rows = []
+    for found in ordered:
+        values = _values(found, result)
+        of_kind = {**found.cell, "budget": None}
+        done = [found.records[s] for s, _ in result.samples if found.records.get(s, {}).get("status") == "ok"]
+        others = ("agreement", "first_disagreement", "kept_mass", "key_cosine", "output_error")
+        frame = pd.DataFrame([record["scores"] for record in done])
+        rows.append(
+            FidelityRow(
+                name=words.name(found.cell, cells),
+                series=words.name(of_kind, plain_budgets),
+                cell=found.cell,
+                n=len(done),
+                asked=len(result.samples),
+                kl=paired_difference(list(values.values())) if values else None,
+                by_kind={kind: sum(column) / len(column) for kind, column in values.items()},
+                means={name: float(frame[name].mean()) for name in others if name in frame},
+                kept=float(pd.Series([sum(r["kept"]) / len(r["kept"]) for r in done]).mean()) if done else None,
+                to_base=_difference(found, _base(found, result), result),
+                to_plain=_difference(found, _without_graph(found, result), result),
+            )
+        )
+    return rows
+
+
+def _values(found: CellResult, result: ModelResults) -> dict[str, list[float]]:
+    """Kind of prompt → divergences in the order of samples; empty where one is missing."""
+    values: dict[str, list[float]] = {}
+    for sample, kind in result.samples:
+        record = found.records.get(sample, {})
+        if record.get("status") != "ok":
+            return {}
+        values.setdefault(kind, []).append(record["scores"]["kl"])
+    return values
+
+
+def _base(found: CellResult, result: ModelResults) -> CellResult | None:
+    """The plain `BASE` cell of the same budget."""
+    for other in result.cells:
+        cell = other.cell
+        if cell["scorer"]["name"] == BASE and cell["budget"] == found.cell["budget"] and _is_plain(cell):
+            return None if other is found or found.cell["scorer"]["name"] == "full" else other
+    return None
+
+
+def _is_plain(cell: Mapping[str, Any]) -> bool:
+    usual = words.USUAL.get(cell["scorer"]["name"], {})
+    return (
+        all(cell["scorer"][name] == value for name, value in usual.items())
+        and cell["graphkv"] is None
+        and cell["granularity"] == "kv_head"
+        and cell["head_budget"] == "uniform"
+        and not cell.keys() & {"bias", "selector"}
+    )
+
+
+def _without_graph(found: CellResult, result: ModelResults) -> CellResult | None:
+    if found.cell["graphkv"] is None:
+        return None
+    return next((other for other in result.cells if other.cell == {**found.cell, "graphkv": None}), None)
+
+
+def _difference(found: CellResult, base: CellResult | None, result: ModelResults) -> Difference | None:
+    if base is None:
+        return None
+    mine, its = _values(found, result), _values(base, result)
+    if not mine or not its:
+        return None
+    return paired_difference([[a - b for a, b in zip(mine[kind], its[kind], strict=True)] for kind in mine])
+
+
+def as_frame(rows: Sequence[FidelityRow]) -> pd.DataFrame:
+    """One row a cell, numbers as numbers: what is written to the CSV."""
+    table = []
+    for row in rows:
+        entry = {
+            "cell": row.name,
+            "series": row.series,
+            "budget": row.cell["budget"],
+            "kept": row.kept,
+            "n": row.n,
+            "asked": row.asked,
+            **_columns("kl", row.kl),
+            **_columns("to_base", row.to_base),
+            **_columns("to_plain", row.to_plain),
+            **row.means,
+            **{f"kl_{kind}": value for kind, value in row.by_kind.items()},
+        }
+        table.append(entry)
+    return pd.DataFrame(table)
+
+
+def _columns(name: str, found: Difference | None) -> dict[str, float | None]:
+    if found is None:
+        return {name: None, f"{name}_low": None, f"{name}_high": None}
+    return {name: found.difference, f"{name}_low": found.low, f"{name}_high": found.high}
+
+
+def as_markdown(rows: Sequence[FidelityRow], caption: str) -> str:
+    """The table for people."""
+    kinds = list(dict.fromkeys(kind for row in rows for kind in row.by_kind))
+    head = ["cell", "kept", "KL [95 %]", f"Δ to {words.SCORERS[BASE]}", "Δ of GraphKV", "same token", "kept mass"]
+    head += [kind.removeprefix("fresh-") for kind in kinds] if len(kinds) > 1 else []
+    lines = ["| " + " | ".join(head) + " |", "| --- |" + " ---: |" * (len(head) - 1)]
+    for row in rows:
+        cells = [
+            row.name,
+            MISSING if row.kept is None else f"{row.kept:.0f}",
+            _interval(row.kl, signed=False) if row.kl else f"{MISSING} ({row.n}/{row.asked})",
+            _interval(row.to_base),
+            _interval(row.to_plain),
+            f"{row.means['agreement']:.1%}" if "agreement" in row.means else MISSING,
+            f"{row.means['kept_mass']:.1%}" if "kept_mass" in row.means else MISSING,
+        ]
+        if len(kinds) > 1:
+            cells += [f"{row.by_kind[kind]:.3f}" if kind in row.by_kind else MISSING for kind in kinds]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join([*lines, "", caption, ""])
+
+
+def brief(rows: Sequence[FidelityRow]) -> pd.DataFrame:
+    """The table for the terminal, as texts."""
+    return pd.DataFrame(
+        {
+            "cell": row.name,
+            "kept": MISSING if row.kept is None else f"{row.kept:.0f}",
+            "samples": f"{row.n}/{row.asked}",
+            "KL [95 %]": _interval(row.kl, signed=False),
+            f"to {words.SCORERS[BASE]}": _interval(row.to_base),
+            "of GraphKV": _interval(row.to_plain),
+            "same token": f"{row.means['agreement']:.1%}" if "agreement" in row.means else MISSING,
+        }
+        for row in rows
+    )
+
+
+def _interval(found: Difference | None, signed: bool = True) -> str:
+    if found is None:
+        return MISSING
+    sign = "+" if signed else ""
+    text = f"{found.difference:{sign}.3f}"
+    if found.low is None:
+        return text
+    mark = "*" if signed and found.clear else ""
+    return f"{text}{mark} [{found.low:{sign}.3f}, {found.high:{sign}.3f}]"
+
+
+def caption_of(result: ModelResults, rows: Sequence[FidelityRow]) -> str:
+    """What a reader must know."""
+    kinds: dict[str, int] = {}
+    for _, kind in result.samples:
+        kinds[kind] = kinds.get(kind, 0) + 1
+    counts = ", ".join(f"{count} {kind.removeprefix('fresh-')}" for kind, count in kinds.items())
+    return (
+        f"{result.model}, {result.facts['dtype']}. KL(full ‖ cell) of the next-token distribution in nats, "
+        f"teacher-forced over the full cache's continuation; mean over kinds of prompts ({counts}). Intervals: 95 % paired bootstrap "
+        "over prompts within their kind; * excludes 0. Lower is closer to the full cache, which is not "
+        "the same as right. "
+        f"Data {result.facts['data']}, {result.facts['data_hash'][:8]}."
+    )
+
+
+def write(result: ModelResults, path_stem: Path) -> tuple[list[FidelityRow], list[Path]]:
+    """Compute and save `<stem>.md`, `.csv`, `.png` and `.pdf`; returns the rows and the paths."""
+    rows = build(result)
+    caption = caption_of(result, rows)
+    path_stem.parent.mkdir(parents=True, exist_ok=True)
+    text, table = Path(f"{path_stem}.md"), Path(f"{path_stem}.csv")
+    write_atomically(text, as_markdown(rows, caption))
+    write_atomically(table, as_frame(rows).to_csv(index=False))
+    paths = [text, table]
+    if any(row.kl is not None and row.cell["scorer"]["name"] != "full" for row in rows):
+        paths += save(figure(rows, caption), path_stem)
+    return rows, paths
+
+
+@matplotlib.rc_context(RC)
+def figure(rows: Sequence[FidelityRow], caption: str) -> Figure:
+    """Divergence against kept tokens, a line a method; with one budget a row of points, best first."""
+    shown = [row for row in rows if row.kl is not None and row.cell["scorer"]["name"] != "full"]
+    series = list(dict.fromkeys(row.series for row in shown))
+    several = len({row.cell["budget"] for row in shown}) > 1
+    height = 1.2 + 0.2 * (len(series) if not several else max(12, len(series)))
+    figure = Figure(figsize=(7, height + 0.6), layout="constrained")
+    ax = figure.subplots()
+    (_lines if several else _points)(ax, shown, series)
+    figure.supxlabel("\n".join(textwrap.wrap(caption, 130)), fontsize=7, color="0.25")
+    return figure
+
+
+def _lines(ax: Axes, rows: Sequence[FidelityRow], series: Sequence[str]) -> None:
+    colors = matplotlib.colormaps["tab20"].colors
+    for number, name in enumerate(series):
+        own = sorted((row for row in rows if row.series == name), key=lambda row: row.kept)
+        shift = 1 + 0.012 * (number - len(series) / 2)  # side by side, so that intervals can be told apart
+        x = [row.kept * shift for row in own]
+        y = [max(_ZERO, row.kl.difference) for row in own]
+        low = [y_ - max(_ZERO, row.kl.low) if row.kl.low is not None else 0 for y_, row in zip(y, own, strict=True)]
+        high = [row.kl.high - y_ if row.kl.high is not None else 0 for y_, row in zip(y, own, strict=True)]
+        style = {"marker": _MARKERS[number % len(_MARKERS)], "ms": 4, "lw": 1, "elinewidth": 0.6, "capsize": 1.5}
+        dashed = "--" if "GraphKV" in name else "-"
+        ax.errorbar(x, y, yerr=[low, high], color=colors[number % 20], ls=dashed, label=name, **style)
+    ax.set(xscale="log", yscale="log", xlabel="kept tokens a layer", ylabel="KL to the full cache (nats)")
+    budgets = sorted({round(row.kept) for row in rows})
+    ax.set_xticks(budgets, [str(budget) for budget in budgets], minor=False)
+    ax.minorticks_off()
+    ax.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=6.5)
+
+
+def _points(ax: Axes, rows: Sequence[FidelityRow], series: Sequence[str]) -> None:
+    own = sorted(rows, key=lambda row: -row.kl.difference)
+    for y, row in enumerate(own):
+        mean = max(_ZERO, row.kl.difference)
+        if row.kl.low is not None:
+            ax.plot([max(_ZERO, row.kl.low), row.kl.high], [y, y], color="0.6", lw=1, zorder=1)
+        graph = row.cell["graphkv"] is not None
+        ax.plot(mean, y, marker="s" if graph else "o", color="#b35806" if graph else "#2c5aa0", ms=4.5, zorder=2)
+    ax.set_yticks(range(len(own)), [row.name for row in own])
+    ax.set(xscale="log", xlabel="KL to the full cache (nats)", ylim=(-0.7, len(own) - 0.3))
+    ax.grid(axis="x", lw=0.3, color="0.85")

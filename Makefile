@@ -13,7 +13,7 @@ MODEL ?= smollm2
 DATA ?= mini
 LIMIT ?= null
 
-.PHONY: help setup demo table1 fig2 fig7 table3 table5 report test lint bench clean
+.PHONY: help setup demo table1 fig4 fig5 fig6 fig8 table2 table6 ablations fig2 fig7 table3 table5 report test lint bench clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -31,6 +31,26 @@ demo: $(READY)  ## The main job on the embedded model: table and heat map of fiv
 
 table1: $(READY)  ## Table 1: LongBench at 512 tokens (MODEL=smollm2 DATA=mini LIMIT=null)
 	$(BIN)/python run.py -m experiment=table1 model=$(MODEL) task.data=$(DATA) limit=$(LIMIT)
+
+fig4: $(READY)  ## Fig. 4: needle heat maps at 128 tokens
+	$(BIN)/python run.py -m experiment=fig4 model=$(MODEL) limit=$(LIMIT)
+
+fig5: $(READY)  ## Fig. 5: number of sources and neighbours
+	$(BIN)/python run.py -m experiment=fig5 model=$(MODEL) task.data=$(DATA) limit=$(LIMIT)
+
+fig6: $(READY)  ## Fig. 6: rounds of propagation for four scorers
+	$(BIN)/python run.py -m experiment=fig6 model=$(MODEL) task.data=$(DATA) limit=$(LIMIT)
+
+fig8: $(READY)  ## Fig. 8: what a source and its neighbours are compared by
+	$(BIN)/python run.py -m experiment=fig8 model=$(MODEL) task.data=$(DATA) limit=$(LIMIT)
+
+table2: $(READY)  ## Table 2: what neighbours receive, at 128 tokens
+	$(BIN)/python run.py -m experiment=table2 model=$(MODEL) task.data=$(DATA) limit=$(LIMIT)
+
+table6: $(READY)  ## Table 6: Fig. 5 by task
+	$(BIN)/python run.py -m experiment=table6 model=$(MODEL) task.data=$(DATA) limit=$(LIMIT)
+
+ablations: fig5 fig6 fig7 fig8 table2 table6  ## All of the paper's ablations
 
 fig2: $(READY)  ## Fig. 2: how alike high-scored and kept keys are, before and after re-ranking
 	$(BIN)/python run.py -m experiment=fig2 model=$(MODEL)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import product
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,42 +49,50 @@ def draw(ablation: Ablation) -> Figure:
     """The figure, not yet saved."""
     options, panels = (list(dict.fromkeys(ablation.points[key])) for key in ("option", "panel"))
     n_columns = min(len(panels), _MOST_COLUMNS)
-    n_rows = math.ceil(len(panels) / n_columns)  # of one option
+    n_rows = len(options) * math.ceil(len(panels) / n_columns)
     width = max(n_columns * _WIDTH, _LEAST_WIDTH)
     title, caption = wrap(ablation.title, width - 0.2, 10), wrap(ablation.caption, width - 0.2, 7)
-    height = len(options) * n_rows * _HEIGHT + 0.17 * len(title) + 0.12 * len(caption) + 0.5
+    height = n_rows * _HEIGHT + 0.17 * len(title) + 0.12 * len(caption) + 0.5
     figure = Figure(figsize=(width, height), layout="constrained")
-    grid = figure.subplots(len(options) * n_rows, n_columns, squeeze=False, sharey=ablation.design.panels == "scorer")
-    styles, used = _styles(ablation.points), set()
-    for (row, option), (column, panel) in product(enumerate(options), enumerate(panels)):
-        ax = grid[row * n_rows + column // n_columns, column % n_columns]
-        used.add(ax)
-        points = ablation.points.query("option == @option and panel == @panel")
-        _draw_panel(ax, points, option, styles)
-        ax.set_title(_title(panel, points["tasks"].iloc[0].split()))
-        ax.set_xlabel(AXES[option])
-        if column % n_columns == 0:
-            ax.set_ylabel("score")
-    for ax in set(grid.flat) - used:
-        ax.remove()
+    grid = figure.subplots(n_rows, n_columns, squeeze=False, sharey=ablation.design.panels == "scorer")
+    styles = _styles(ablation.points)
+    # Each option begins a row.
+    rows = np.split(grid, len(options))
+    for option, axes in zip(options, rows, strict=True):
+        for number, (panel, ax) in enumerate(zip(panels, axes.flat, strict=False)):
+            points = ablation.points.query("option == @option and panel == @panel")
+            _draw_panel(ax, points, option, styles)
+            ax.set_title(_title(panel, points))
+            ax.set_xlabel(AXES[option])
+            ax.set_ylabel("score" if number % n_columns == 0 else "")
+        for ax in axes.flat[len(panels) :]:
+            ax.remove()
+    for ax in figure.axes:
+        _widen(ax)
     handles = list(_legend(ablation.points, styles))
     # The title is the legend's: a title of the figure would be drawn over a legend outside of the panels.
-    legend = figure.legend(
-        handles=handles,
-        loc="outside upper center",
-        ncols=len(handles),
-        title="\n".join(title),
-        title_fontproperties={"weight": "bold", "size": 10},
-    )
+    bold = {"weight": "bold", "size": 10}
+    where = {"loc": "outside upper center", "ncols": len(handles)}
+    legend = figure.legend(handles=handles, title="\n".join(title), title_fontproperties=bold, **where)
     legend.get_title().set_multialignment("center")
     figure.supxlabel("\n".join(caption), fontsize=7, color="0.25")
     return figure
 
 
-def _title(panel: str, tasks: Sequence[str]) -> str:
-    if panel in SHORT:
-        return SHORT[panel]
-    return f"{panel}\n{', '.join(SHORT[task] for task in tasks)}"
+def _title(panel: str, points: pd.DataFrame) -> str:
+    lines = [SHORT.get(panel, panel)]
+    if panel not in SHORT:
+        lines.append(", ".join(SHORT[task] for task in points["tasks"].iloc[0].split()))
+    if points["baseline"].isna().all():
+        lines.append("(no graph: missing)")
+    return "\n".join(lines)
+
+
+def _widen(ax: Axes) -> None:
+    """Make the score axis span `_LEAST_RANGE` at least, after all panels that share it were drawn."""
+    low, high = ax.get_ylim()
+    if high - low < _LEAST_RANGE:
+        ax.set_ylim((low + high - _LEAST_RANGE) / 2, (low + high + _LEAST_RANGE) / 2)
 
 
 def _draw_panel(ax: Axes, points: pd.DataFrame, option: str, styles: Mapping[str, Mapping[str, Any]]) -> None:
@@ -110,9 +117,6 @@ def _draw_panel(ax: Axes, points: pd.DataFrame, option: str, styles: Mapping[str
     ax.set_xticks(list(ticks), list(ticks.values()))
     ax.set_xlim(min(ticks) - 0.5 * step, max(ticks) + 0.5 * step)
     ax.margins(y=0.12)
-    low, high = ax.get_ylim()
-    if high - low < _LEAST_RANGE:
-        ax.set_ylim((low + high - _LEAST_RANGE) / 2, (low + high + _LEAST_RANGE) / 2)
 
 
 def _draw_series(ax: Axes, x: pd.Series, series: pd.DataFrame, style: Mapping[str, Any], *, joined: bool) -> None:

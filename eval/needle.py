@@ -65,6 +65,8 @@ class NeedleConfig:
         The score that is drawn: overlap, rouge1 or contains. All three are stored.
     chat
         "auto" uses the tokenizer's chat template if it has one, True demands it, False writes plain text.
+    stop
+        Whether the model's stop tokens end an answer; False writes `max_new_tokens` whatever comes, for timing.
 
     Raises
     ------
@@ -81,6 +83,7 @@ class NeedleConfig:
     max_new_tokens: int = 30
     score: str = "overlap"
     chat: bool | str = "auto"
+    stop: bool = True
 
     def __post_init__(self) -> None:
         _require(bool(self.name) and isinstance(self.name, str), "name", self.name, "a word")
@@ -101,6 +104,7 @@ class NeedleConfig:
         known = isinstance(self.score, str) and self.score in SCORES
         _require(known, "score", self.score, f"one of {', '.join(SCORES)}")
         _require(isinstance(self.chat, bool) or self.chat == "auto", "chat", self.chat, "auto, true or false")
+        _require(isinstance(self.stop, bool), "stop", self.stop, "true or false")
 
     @classmethod
     def from_mapping(cls, config: Mapping[str, Any]) -> NeedleConfig:
@@ -250,9 +254,11 @@ class NeedleTask:
                 "data": self.data_hash,
                 "max_new_tokens": config.max_new_tokens,
                 "chat": tokenizer.chat_template if config.chat else None,
+                **({} if config.stop else {"stop": False}),
             }
         }
         self._tokenizer = tokenizer
+        self._stop_ids = None if config.stop else ()
         self._prefix, suffix_text = _frame(tokenizer, config.chat)
         self._forms = {name: _forms(tokenizer, NEEDLES[name], suffix_text) for name in names}
         self._check_lengths(config, max_positions)
@@ -269,7 +275,7 @@ class NeedleTask:
     def encode(self, sample: Sample) -> Encoded:
         """Token ids of `sample`: assembled anew, as those of a whole grid would fill the memory."""
         ids, _ = self._assemble(sample.meta["needle"], sample.meta["length"], sample.meta["depth"])
-        return Encoded(ids=tuple(ids), n_raw=len(ids))
+        return Encoded(ids=tuple(ids), n_raw=len(ids), stop_ids=self._stop_ids)
 
     def text(self, ids: Sequence[int]) -> str:
         """Text of generated ids without special tokens."""

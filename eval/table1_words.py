@@ -105,7 +105,7 @@ def order(cell: Mapping[str, Any]) -> tuple:
     """Sorts cells: scorer, its usual options first, budget, and each row with GraphKV after the one without."""
     name, names = cell["scorer"]["name"], list(SCORERS)
     usual = USUAL.get(name, {})
-    options = {key: value for key, value in cell["scorer"].items() if value != usual.get(key)}
+    options = {key: value for key, value in cell["scorer"].items() if key != "name" and value != usual.get(key)}
     settings = {key: cell[key] for key in _settings(cell)}
     rank = names.index(name) if name in names else len(names)
     return rank, name, _sortable(options), _sortable(settings), _sortable(cell["graphkv"] or {})

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import psutil
 import submitit
 import torch
 from submitit.core.utils import FailedJobError
@@ -99,6 +101,9 @@ class Executor(Protocol):
     def over(self, job: submitit.Job) -> bool:
         """Whether a job has a result, or will have none."""
 
+    def cancel(self, jobs: Sequence[submitit.Job]) -> None:
+        """End jobs; what they stored stays."""
+
 
 class Processes:
     """Jobs as processes of this machine, all at once, each with GPUs of its own as long as there are enough."""
@@ -125,13 +130,22 @@ class Processes:
             dealt = [gpus[(number * each + i) % len(gpus)] for i in range(each)]
             executor = submitit.LocalExecutor(folder)
             executor.update_parameters(timeout_min=_UNLIMITED_MIN, gpus_per_node=each, visible_gpus=dealt)
-            with _outside_of_a_job():
+            with _outside_of_a_job(), _deaf_to_ctrl_c():
                 jobs.append(executor.submit(shard))
         return jobs
 
     def over(self, job: submitit.Job) -> bool:
         """See `Executor`."""
         return job.done()
+
+    def cancel(self, jobs: Sequence[submitit.Job]) -> None:
+        """See `Executor`. submitit's own way leaves a trace of every job on the screen."""
+        for job in jobs:
+            with suppress(psutil.NoSuchProcess):
+                watcher = psutil.Process(int(job.job_id))
+                watcher.suspend()  # it starts nothing any more
+                for process in (*watcher.children(), watcher):
+                    process.kill()
 
 
 class Slurm:
@@ -203,6 +217,10 @@ class Slurm:
             return False
         return time.monotonic() - self._absent.setdefault(job.job_id, time.monotonic()) > _GRACE
 
+    def cancel(self, jobs: Sequence[submitit.Job]) -> None:
+        """See `Executor`."""
+        subprocess.run(["scancel", *(job.job_id for job in jobs)])
+
     def _ask(self) -> None:
         """Look at the queue, unless it was looked at a moment ago; nothing is over while it does not answer."""
         if time.monotonic() - self._asked < _ASK:
@@ -227,6 +245,16 @@ def _outside_of_a_job() -> Iterator[None]:
     with submitit.helpers.clean_env():
         os.environ.update(kept)
         yield
+
+
+@contextmanager
+def _deaf_to_ctrl_c() -> Iterator[None]:
+    """What is started here does not get the interrupt that a terminal sends to all processes of a command."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _visible_gpus() -> list[int]:

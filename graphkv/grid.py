@@ -172,9 +172,9 @@ class Wall:
     measure: float = 0.0
 
     def describe(self, total: float) -> str:
-        """One line with each part and what is left of `total`."""
-        parts = {"model": self.load, "prefill": self.prefill, "selection": self.select, "decode": self.measure}
-        parts["other"] = total - sum(parts.values())
+        """One line with each part; `total` is the time since the model was loaded."""
+        parts = {"prefill": self.prefill, "selection": self.select, "decode": self.measure}
+        parts = {"model": self.load, **parts, "other": total - sum(parts.values())}
         return ", ".join(f"{name} {seconds:.1f} s" for name, seconds in parts.items())
 
 

@@ -25,8 +25,8 @@ class Retention:
     kept
         [L, H, n] bool.
     ranks
-        [L, H, n] int64 place in the ranking that decided, 1 = best; 0 for window and sinks, which no ranking
-        touches, and throughout a layer that keeps everything.
+        [L, H, n] int64 place of its score, re-ranked if there is a graph, 1 = best: what the selector went by. 0 for
+        window and sinks, which are kept whatever their scores are, and throughout a layer that keeps everything.
     plain_ranks
         The same before the re-ranking; None without a graph.
     factors

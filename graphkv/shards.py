@@ -174,8 +174,7 @@ def tail(log: Path) -> str:
 
 def cancel(executor: Executor, jobs: Sequence[submitit.Job]) -> None:
     """Cancel jobs and wait a moment for their end, so that what they had finished can be counted."""
-    for job in jobs:
-        job.cancel(check=False)
+    executor.cancel(jobs)
     say(f"cancelled jobs {names(jobs)}")
     end = time.monotonic() + _PATIENCE
     while time.monotonic() < end and not all([executor.over(job) for job in jobs]):

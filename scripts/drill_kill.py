@@ -148,7 +148,8 @@ class Run:
         """
         writing, before = moment.kind in ("writing", "tearing"), {}
         if moment.kind == "start-up":
-            self.wait_for(lambda: time.monotonic() - self.begin >= moment.share * pace.startup)
+            late = self.begin + moment.share * pace.startup  # or less, where files are in memory by now
+            self.wait_for(lambda: time.monotonic() >= late or self.where != "before")
         elif moment.kind == "report":
             self.wait_for(lambda: self.where == "after")
             time.sleep(moment.share * pace.report / 4)

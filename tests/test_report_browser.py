@@ -26,6 +26,36 @@ LONG = "A long answer, word after word. " * 400
 SAMPLES = 120  # of one task, so that the list has three pages
 
 
+# Pairs of texts that lie on each other, as far as they are visible.
+OVERLAPS = """() => {
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  const boxes = [];
+  while (walker.nextNode()) {
+    const text = walker.currentNode;
+    if (!text.data.trim() || !text.parentElement.checkVisibility({ opacityProperty: true })) continue;
+    const range = document.createRange();
+    range.selectNodeContents(text);
+    for (const { left, top, right, bottom } of range.getClientRects()) {
+      const box = { left, top, right, bottom, text: text.data.trim() };
+      for (let node = text.parentElement; node !== document.body; node = node.parentElement) {
+        const { overflowX, overflowY } = getComputedStyle(node);
+        if (overflowX === "visible" && overflowY === "visible") continue;
+        const edge = node.getBoundingClientRect();
+        box.left = Math.max(box.left, edge.left);
+        box.top = Math.max(box.top, edge.top);
+        box.right = Math.min(box.right, edge.right);
+        box.bottom = Math.min(box.bottom, edge.bottom);
+      }
+      if (box.right > box.left && box.bottom > box.top) boxes.push(box);
+    }
+  }
+  const across = (a, b) => Math.min(a.right, b.right) - Math.max(a.left, b.left);
+  const down = (a, b) => Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
+  const pairs = boxes.flatMap((a, i) => boxes.slice(i + 1).map((b) => [a, b]));
+  return pairs.filter(([a, b]) => across(a, b) > 1 && down(a, b) > 5).map(([a, b]) => [a.text, b.text]);
+}"""
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     with sync_playwright() as playwright:
@@ -263,5 +293,6 @@ def test_it_fits_the_screen(open_page, scheme, device, width):
             expect(page.locator(".answer").first).to_be_visible()
         page.screenshot(path=SCREENS / f"{name}-{device}-{scheme}.png", full_page=True)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.evaluate(OVERLAPS) == []
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, background.removeprefix("rgb(").removesuffix(")").split(","))) > 384) == (scheme == "light")

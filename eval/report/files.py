@@ -5,9 +5,10 @@ from __future__ import annotations
 import base64
 import csv
 import io
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from html.parser import HTMLParser
+from itertools import accumulate
 from os.path import relpath
 from pathlib import Path
 from urllib.parse import quote
@@ -72,11 +73,8 @@ def link(path: Path, page: Path) -> Link:
 def tables(root: Path, page: Path) -> list[Shown]:
     """All tables, from their Markdown or, without it, their CSV."""
     shown = []
-    for name, paths in _by_name(root / TABLES):
-        links = [link(path, page) for path in paths.values()]
-        source = paths.get(".md", paths.get(".csv"))
-        if source is None:
-            continue
+    for source, paths in _by_name(root / TABLES, (".md", ".csv")):
+        name, links = source.stem, [link(path, page) for path in paths]
         if source.stat().st_size > _TABLE_BYTES:
             shown.append(Shown(name, name, links, note=f"{source.stat().st_size / 1e6:.1f} MB: open the file"))
             continue
@@ -89,25 +87,14 @@ def tables(root: Path, page: Path) -> list[Shown]:
 
 def figures(root: Path, page: Path, room: int) -> list[Shown]:
     """All figures, their images scaled down where together they would take more than `room` bytes of the page."""
-    found = [
-        (name, paths[".png"], [link(path, page) for path in paths.values()])
-        for name, paths in _by_name(root / FIGURES)
-        if ".png" in paths
-    ]
+    found = [(path, [link(one, page) for one in paths]) for path, paths in _by_name(root / FIGURES, (".png",))]
     for width in (None, *_WIDTHS):
-        shown = [_figure(name, path, links, width) for name, path, links in found]
+        shown = [_figure(path, links, width) for path, links in found]
         if sum(len(figure.image or "") for figure in shown) <= room:
             return shown
-    used, fitting = 0, []
-    for figure in shown:
-        used += len(figure.image or "")
-        fits = used <= room
-        fitting.append(
-            figure
-            if fits
-            else Shown(figure.name, figure.name, figure.links, note="no room on this page: open the file")
-        )
-    return fitting
+    used = list(accumulate(len(figure.image or "") for figure in shown))
+    unseen = {"image": None, "note": "no room on this page: open the file"}
+    return [figure if end <= room else replace(figure, **unseen) for figure, end in zip(shown, used, strict=True)]
 
 
 def explorer_pages(root: Path, page: Path) -> list[Link]:
@@ -116,12 +103,28 @@ def explorer_pages(root: Path, page: Path) -> list[Link]:
     return [Link(_title(path) or path.stem, link(path, page).href) for path in paths]
 
 
-def _by_name(folder: Path) -> Iterator[tuple[str, dict[str, Path]]]:
-    """Files of a folder by their common name, each with its paths by suffix."""
-    together: dict[str, dict[str, Path]] = {}
-    for path in sorted(folder.glob("*.*")):
-        together.setdefault(path.stem, {})[path.suffix] = path
-    yield from together.items()
+def _by_name(folder: Path, suffixes: Sequence[str]) -> Iterator[tuple[Path, list[Path]]]:
+    """Files that are shown, each with all that belong to it: those of its name, and parts such as `NAME-means.csv`.
+
+    Parameters
+    ----------
+    folder
+        Of tables or figures.
+    suffixes
+        What can be shown, the best first.
+    """
+    paths = sorted(path for path in folder.glob("*.*") if path.is_file())
+    shown = {path.stem: path for path in paths if path.suffix == suffixes[0]}
+    for suffix in suffixes[1:]:
+        shown |= {path.stem: path for path in paths if path.suffix == suffix and _owner(path, shown) is None}
+    for name in sorted(shown):
+        yield shown[name], [path for path in paths if _owner(path, shown) == name]
+
+
+def _owner(path: Path, names: Collection[str]) -> str | None:
+    """The longest of the names that a file has or begins with."""
+    found = [name for name in names if path.stem == name or path.stem.startswith(f"{name}-")]
+    return max(found, key=len, default=None)
 
 
 def _heading(text: str) -> tuple[str, str]:
@@ -141,9 +144,9 @@ def _csv_table(text: str) -> str:
     return f"<table>{''.join(lines)}</table>{more}"
 
 
-def _figure(name: str, path: Path, links: Sequence[Link], width: int | None) -> Shown:
+def _figure(path: Path, links: Sequence[Link], width: int | None) -> Shown:
     """A figure with its image, at most `width` pixels wide."""
-    data = path.read_bytes()
+    name, data = path.stem, path.read_bytes()
     try:
         with Image.open(io.BytesIO(data)) as image:
             if width is not None and image.width > width:

@@ -21,7 +21,8 @@ LIMIT = 10_000_000
 """Bytes of the page; half of them are for figures."""
 
 _LENGTHS = (None, 4000, 2000, 1000, 500, 250, 120, 60, 20, 0)  # characters of a text, one after the other until it fits
-_STYLE, _SCRIPTS = "style.css", ("dom.js", "filters.js", "cells.js", "samples.js", "page.js")
+_STYLES = ("base.css", "overview.css", "samples.css")
+_SCRIPTS = ("dom.js", "filters.js", "cells.js", "sample.js", "samples.js", "page.js")
 
 
 @dataclass(frozen=True)
@@ -60,8 +61,8 @@ def build(results: Path, out: Path, limit: int = LIMIT) -> Page:
         "tables": files.tables(results, out),
         "figures": files.figures(results, out, limit // 2),
         "explorer": files.explorer_pages(results, out),
-        "style": Markup(_asset(_STYLE)),
-        "script": Markup("\n".join(_asset(name) for name in _SCRIPTS)),
+        "style": _assets(_STYLES),
+        "script": _assets(_SCRIPTS),
     }
     shown["script_hash"] = base64.b64encode(hashlib.sha256(shown["script"].encode()).digest()).decode()
     for length in _LENGTHS:
@@ -96,5 +97,6 @@ def _environment() -> Environment:
     return environment
 
 
-def _asset(name: str) -> str:
-    return resources.files("eval.report").joinpath("assets", name).read_text(encoding="utf-8")
+def _assets(names: Sequence[str]) -> Markup:
+    folder = resources.files("eval.report").joinpath("assets")
+    return Markup("\n".join(folder.joinpath(name).read_text(encoding="utf-8") for name in names))

@@ -90,10 +90,12 @@ class Cell {
     const counts = new Uint16Array(this.n);
     const last = new Int32Array(this.n).fill(-1);
     for (const row of rows) {
-      const { neighbors, everyOther, nodes } = this.links(row);
+      const { m, sources, neighbors, everyOther, nodes } = this.links(row);
       for (let i = 0; i < neighbors.length; i++) {
-        if (last[neighbors[i]] !== row) counts[neighbors[i]]++;
-        last[neighbors[i]] = row;
+        const neighbor = neighbors[i];
+        if (neighbor === sources[Math.floor(i / m)] || last[neighbor] === row) continue;
+        counts[neighbor]++;
+        last[neighbor] = row;
       }
       if (everyOther) for (let token = 0; token < nodes; token++) counts[token]++;
     }
@@ -119,7 +121,10 @@ class Cell {
     return lists;
   }
 
-  /** All edges of a row, `m` a source; `everyOther` where each source has all other tokens as its neighbours. */
+  /**
+   * All edges of a row, `m` a source: a source itself stands where it has fewer neighbours. `everyOther`: each source
+   * has all other tokens as its neighbours, and they are not listed.
+   */
   links(row) {
     const layer = Math.floor(row / this.heads);
     const { k, choices, begins } = this.edges;

@@ -76,7 +76,7 @@ function visible(text) {
     .replace(/\r/g, "␍")
     .replace(/\n/g, "↵\n")
     .replace(/\t/g, "→\t")
-    .replace(/^ +$|(?<= ) +/g, (blanks) => "·".repeat(blanks.length))
+    .replace(/(?<= ) +/g, (blanks) => "·".repeat(blanks.length))
     .replace(/[\u200B-\u200F\u2028-\u202E\u2066-\u2069\uFEFF]/g, (c) => `⟨${c.codePointAt(0).toString(16).toUpperCase()}⟩`);
 }
 

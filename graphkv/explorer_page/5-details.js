@@ -30,6 +30,7 @@ function linksOf(cell, rows, token) {
     everyOther ||= links.everyOther;
     for (let i = 0; i < links.neighbors.length; i++) {
       const source = links.sources[Math.floor(i / links.m)];
+      if (links.neighbors[i] === source) continue;
       if (links.neighbors[i] === token) note(from, source, links.similarity[i]);
       if (source === token) note(to, links.neighbors[i], links.similarity[i]);
     }
@@ -79,7 +80,7 @@ function graphRows(cell, rows, token, texts, onToken) {
     said.push(["Source", single ? `yes${which}` : `in ${whole(sources)} of ${whole(rows.length)} heads`]);
   }
   said.push(["Discount", discountWords(factor)]);
-  if (everyOther) said.push(["Neighbours", "every other token, of each source"]);
+  if (everyOther) said.push(["Neighbours", "of each source: every other token"]);
   if (from.length) said.push(["Neighbour of", ...linkButtons(from, texts, single, onToken)]);
   if (to.length) said.push(["Its neighbours", ...linkButtons(to, texts, single, onToken)]);
   return said;
@@ -90,7 +91,7 @@ function cellDetails(cell, badge, rows, token, texts, onToken) {
   const always = cell.always(token);
   const said = [["Kept", keptWords(cell, rows, token) + (always ? `: ${always}, whatever its score` : "")]];
   const rank = rankWords(cell, cell.ranks, rows, token);
-  if (rank) said.push(["Rank", rank]);
+  if (rank) said.push(["Score rank", rank]);
   if (rank && cell.plain_ranks) said.push(["Before graph", rankWords(cell, cell.plain_ranks, rows, token)]);
   if (cell.factors && !always) said.push(...graphRows(cell, rows, token, texts, onToken));
   const heading = build("h4", {}, badge, build("span", { textContent: cell.label }));

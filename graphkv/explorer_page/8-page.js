@@ -297,7 +297,7 @@ class Page {
   #details() {
     const token = this.hovered ?? this.state.token;
     if (token === null) {
-      const hint = "Point at a token to see its position, its rank, and what the graph did to it.";
+      const hint = "Point at a token to see its position, its rank, and what the graph did to it; click to hold it.";
       $("details-body").replaceChildren(build("p", { textContent: hint }));
       return;
     }

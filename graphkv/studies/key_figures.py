@@ -45,7 +45,7 @@ def heat_maps(maps: pd.DataFrame, pairs: pd.DataFrame, means: pd.DataFrame, top:
         Four axes a layer in the order above; the last axes is the colour scale.
     """
     layers = list(dict.fromkeys(maps["layer"]))
-    figure = Figure(figsize=(9.4, 2.35 * len(layers) + 0.75), layout="constrained")
+    figure = Figure(figsize=(9.4, 2.4 * len(layers) + 1), layout="constrained")
     axes = figure.subplots(len(layers), 4, squeeze=False)
     lowest = math.floor(10 * maps["cosine"].min()) / 10
     scale = ScalarMappable(Normalize(lowest, 1), CMAP)

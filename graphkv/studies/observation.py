@@ -77,7 +77,7 @@ class Fig2(_Figure):
             raise ValueError(f"layers must differ, not {list(self.layers)}")
 
     def _draw(self, engine: Engine, prefill: Prefill, config: RunConfig) -> Iterator[Path]:
-        before, after = (rank(engine, prefill, cell) for cell in (replace(config.cell, graph=None), config.cell))
+        after, before = (rank(engine, prefill, cell) for cell in (config.cell, replace(config.cell, graph=None)))
         layers = self.layers or tuple(dict.fromkeys((min(1, len(after) // 2), deep_layer(len(after)))))
         for layer in layers:
             check_choice("layers", layer, len(after))

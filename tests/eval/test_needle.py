@@ -101,6 +101,14 @@ def test_prompts_have_exactly_the_length(any_tokenizer):
         assert any_tokenizer.decode(encoded.ids, clean_up_tokenization_spaces=False) == sample.prompt
 
 
+def test_answers_without_stop_tokens_are_other_answers(chat_tokenizer):
+    config = {"lengths": [300], "depths": [50]}
+    usual, timed = build(config, chat_tokenizer), build({**config, "stop": False}, chat_tokenizer)
+    assert build({**config, "stop": True}, chat_tokenizer).identity == usual.identity != timed.identity
+    (sample,) = timed.samples
+    assert timed.encode(sample) == dataclasses.replace(usual.encode(sample), stop_ids=())
+
+
 def test_the_smallest_possible_length(any_tokenizer):
     """The error names a length; it works, and one token less does not."""
     with pytest.raises(UserError, match="smallest possible length is") as error:
@@ -329,6 +337,7 @@ def test_packaged_text_hints_at_no_needle(name):
         ({"score": "accuracy"}, "score is 'accuracy', but must be one of overlap, rouge1, contains"),
         ({"score": ["overlap"]}, "score is"),
         ({"chat": "yes"}, "chat is 'yes', but must be auto, true or false"),
+        ({"stop": 0}, "stop is 0, but must be true or false"),
         ({"name": ""}, "name is ''"),
         ({"chat": True}, "chat is true, but the tokenizer has no chat template"),
         ({"lengths": [30]}, "length 30 has no room for template, needle and question; the smallest"),

@@ -68,6 +68,43 @@ def test_the_table_cannot_be_changed_from_outside():
     assert len(paper.table1()) == 21
 
 
+# Ablations
+
+
+@pytest.mark.parametrize(
+    ("artifact", "scorer", "value", "task", "score"),
+    [
+        ("fig4", "snapkv", "none", "needle", 87.7),
+        ("fig4", "pyramidkv", "graphkv", "needle", 96.9),
+        ("fig6", "cake", "2", "hotpotqa", 46.47),
+        ("fig6", "pyramidkv", "none", "hotpotqa", 42.51),
+        ("table2", "snapkv", "evict", "avg", 18.80),  # its scorer is not known: beside any
+        ("table2", "knorm", "enhance", "musique", 19.78),
+        ("table6", "snapkv", "0.7", "qasper", 25.20),
+        ("table6", "snapkv", "0.3", "qasper", None),
+        ("fig6", "knorm", "1", "hotpotqa", None),
+        ("fig6", "cake", "1", "qasper", None),
+        ("fig8", "snapkv", "kk", "hotpotqa", None),
+    ],
+)
+def test_numbers_of_the_ablations(artifact, scorer, value, task, score):
+    assert paper.ablation(artifact, scorer, value, task) == score
+
+
+def test_fig_6_begins_with_table_1():
+    # Why the figure is taken for HotpotQA of Llama3-8B at 512 tokens.
+    for scorer in ("snapkv", "pyramidkv"):
+        printed = paper.table1_row("llama3", scorer).scores["hotpotqa"]
+        assert paper.ablation("fig6", scorer, "none", "hotpotqa") == printed
+
+
+def test_the_first_round_helps_all_four_and_the_second_not_cake():
+    for scorer in ("cake", "h2o", "pyramidkv", "snapkv"):
+        none, one, two, three = (paper.ablation("fig6", scorer, t, "hotpotqa") for t in ("none", "1", "2", "3"))
+        assert one > none and three > none
+        assert (two > none) is (scorer != "cake")
+
+
 @pytest.mark.skipif(not TRANSCRIPT.is_file(), reason=f"no transcript of the paper's table at {TRANSCRIPT}")
 def test_the_file_is_the_transcript():
     expected = pd.read_csv(TRANSCRIPT).set_index(["model", "method"])

@@ -269,6 +269,23 @@ def test_the_page_is_alone(tmp_path):
     assert "default-src 'none'" in policy and f"script-src 'sha256-{digest}'" in policy
 
 
+@pytest.mark.parametrize("scheme", [0, 1])
+def test_text_stands_out_from_what_is_behind_it(scheme):
+    """WCAG 2.2, 1.4.3: a contrast of at least 4.5 for every colour of text on every ground, light and dark."""
+
+    def luminance(colour: str) -> float:
+        parts = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+        parts = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+        return float(parts @ (0.2126, 0.7152, 0.0722))
+
+    schemes = (ASSETS / "base.css").read_text().split(":root {")[1:]
+    colours = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", schemes[scheme].split("}")[0]))
+    pairs = [(text, ground) for text in ("ink", "muted", "accent") for ground in ("paper", "raised", "faint")]
+    for text, ground in [*pairs, ("warning", "warning-paper"), ("ink", "warning-paper"), ("warning", "paper")]:
+        low, high = sorted(luminance(colours[name]) for name in (text, ground))
+        assert (high + 0.05) / (low + 0.05) >= 4.5, (text, ground)
+
+
 # Size
 
 
@@ -360,6 +377,16 @@ def test_tables_are_shown_from_markdown_else_from_csv(tmp_path):
     assert [link.name for link in one.links] == ["one.csv", "one.md"]
     assert two.title == "two" and two.html.count("<td>4, 5</td>") == 200 and "100 more rows" in two.html
     assert three.html is None and "open the file" in three.note
+
+
+def test_parts_of_a_figure_belong_to_it(tmp_path):
+    noise(tmp_path / "figures" / "fig2-a.png", 4, 4)
+    noise(tmp_path / "figures" / "fig2-a-layers.png", 4, 4)
+    for name in ("fig2-a.pdf", "fig2-a.csv", "fig2-a-means.csv", "fig2-a-layers.csv", "fig2-ab.csv", "notes.txt"):
+        (tmp_path / "figures" / name).write_text("")
+    first, second = files.figures(tmp_path, tmp_path / "index.html", LIMIT)
+    assert [link.name for link in first.links] == ["fig2-a-means.csv", "fig2-a.csv", "fig2-a.pdf", "fig2-a.png"]
+    assert [link.name for link in second.links] == ["fig2-a-layers.csv", "fig2-a-layers.png"]
 
 
 # Whatever is there

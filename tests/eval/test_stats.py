@@ -1,4 +1,4 @@
-"""The paired bootstrap: scipy's numbers for one task, strata for several, and what has no interval."""
+"""Bootstrap, sign test, Holm and power: scipy's numbers, hand examples, strata, and what has no interval."""
 
 from __future__ import annotations
 
@@ -6,10 +6,20 @@ import time
 
 import numpy as np
 import pytest
+from scipy import stats
 
-from eval.stats import Difference, paired_difference
-
-stats = pytest.importorskip("scipy.stats")
+from eval.stats import (
+    Comparison,
+    Difference,
+    SignTest,
+    compare,
+    corrected,
+    detectable_difference,
+    holm,
+    mean_interval,
+    paired_difference,
+    sign_test,
+)
 
 
 def normal(seed: int, *shape: int) -> np.ndarray:
@@ -117,3 +127,110 @@ def test_all_of_longbench_takes_seconds_at_most():
     begin = time.process_time()
     paired_difference(tasks)
     assert time.process_time() - begin < 5
+
+
+def test_the_interval_of_a_mean_is_scipys_draw_for_draw():
+    rows = normal(9, 45) + 3
+    expected = stats.bootstrap(
+        (rows,), np.mean, method="percentile", n_resamples=1500, rng=np.random.default_rng(3)
+    ).confidence_interval
+    assert mean_interval([rows], resamples=1500, seed=3) == pytest.approx(tuple(expected), abs=1e-12)
+    assert mean_interval([rows, [1.0]]) is None
+
+
+# Sign test
+
+
+def test_the_sign_test_is_exact_and_leaves_ties_out():
+    # 8 of 10 up: 2 (C(10,8) + C(10,9) + C(10,10)) / 2^10.
+    found = sign_test([[1.0] * 5 + [0.0] * 30, [0.5] * 3 + [-2.0] * 2])
+    assert (found.better, found.worse, found.equal) == (8, 2, 30)
+    assert found.p == pytest.approx(2 * (45 + 10 + 1) / 1024)
+    turned = sign_test([[-1.0] * 5, [-0.5] * 3 + [2.0] * 2])
+    assert (turned.better, turned.worse, turned.p) == (2, 8, pytest.approx(found.p))
+
+
+def test_without_a_difference_the_sign_test_says_nothing():
+    assert sign_test([[0.0, 0.0]]) == SignTest(0, 0, 2, 1.0)
+    assert sign_test([[0.1 + 0.2 - 0.3]]).equal == 1  # 5.6e-17
+
+
+@pytest.mark.parametrize(("n", "below"), [(5, False), (6, True)])
+def test_fewer_than_six_rows_are_never_enough(n, below):
+    assert (sign_test([[1.0] * n]).p < 0.05) is below
+
+
+# Holm
+
+
+def test_holm_by_hand():
+    # Sorted 0.005, 0.01, 0.03, 0.04 times 4, 3, 2, 1 is 0.02, 0.03, 0.06, 0.04; none below the one before it.
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+
+
+def test_holm_of_one_of_none_and_above_one():
+    assert holm([]) == [] and holm([0.2]) == [0.2]
+    assert holm([0.9, 0.8, 0.5]) == [1.0, 1.0, 1.0]
+
+
+def test_holm_is_between_the_raw_values_and_bonferronis():
+    p_values = list(np.random.default_rng(0).uniform(size=30) ** 3)
+    for raw, adjusted in zip(p_values, holm(p_values), strict=True):
+        assert raw <= adjusted <= min(1, 30 * raw) + 1e-12
+
+
+def test_a_family_has_only_what_was_compared():
+    twice = [compare([normal(seed, 20) + 1]) for seed in (1, 2)]
+    with_gap = corrected([twice[0], None, twice[1]])
+    assert with_gap[1] is None
+    assert [found.p_holm for found in with_gap if found] == holm([found.sign.p for found in twice])
+
+
+# What samples can show
+
+
+def test_the_detectable_difference_by_hand():
+    rows = [1.0, -1.0] * 50  # s² = 100 / 99
+    assert detectable_difference([rows]) == pytest.approx((1.959964 + 0.841621) * np.sqrt(100 / 99 / 100), rel=1e-6)
+    # Of two tasks: se² = (s²/n + s²/n) / 4.
+    assert detectable_difference([rows, rows]) == pytest.approx(detectable_difference([rows]) / np.sqrt(2))
+    assert detectable_difference([rows, [1.0]]) is None
+
+
+def test_the_detectable_difference_is_found_four_times_in_five():
+    rng = np.random.default_rng(6)
+    sizes, spreads = (40, 80), (2.0, 5.0)
+    error = np.sqrt(sum(s**2 / n for n, s in zip(sizes, spreads, strict=True))) / 2
+    shift = (1.959964 + 0.841621) * error
+    found, claimed = 0, []
+    for trial in range(300):
+        tasks = [rng.normal(shift, spread, size) for size, spread in zip(sizes, spreads, strict=True)]
+        found += paired_difference(tasks, resamples=400, seed=trial).clear
+        claimed.append(detectable_difference(tasks))
+    assert np.mean(claimed) == pytest.approx(shift, rel=0.03)
+    assert found / 300 == pytest.approx(0.8, abs=0.06)
+
+
+# All together
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "better", "worse", "p_holm", "mark"),
+    [
+        (0.1, 0.3, 20, 2, 0.01, "**"),
+        (-0.3, -0.1, 2, 20, 0.01, "**"),
+        (0.1, 0.3, 20, 2, 0.05, "*"),  # does not survive
+        (0.1, 0.3, 2, 20, 0.01, "*"),  # survives in the other direction
+        (0.1, 0.3, 20, 2, None, "*"),  # not corrected yet
+        (-0.1, 0.3, 20, 2, 0.01, "≈"),
+        (None, None, 1, 0, 0.01, "≈"),
+    ],
+)
+def test_the_mark_of_a_difference(low, high, better, worse, p_holm, mark):
+    change = Difference(0.2 if low is None else (low + high) / 2, low, high, 22)
+    assert Comparison(change, SignTest(better, worse, 0, 0.001), 0.1, p_holm).mark == mark
+
+
+def test_three_samples_that_agree_do_not_survive():
+    found = corrected([compare([[1.0, 2.0, 3.0]])])[0]
+    assert found.difference.clear and found.mark == "*" and found.p_holm == 0.25

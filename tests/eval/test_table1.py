@@ -16,6 +16,7 @@ import pytest
 from eval import paper
 from eval.errors import UserError
 from eval.metrics import LONGBENCH
+from eval.stats import holm
 from eval.table1 import CellResult, ModelResults, Row, Table1, build
 from eval.table1_render import as_text, write
 from eval.table1_words import AVERAGE, SHORT
@@ -185,6 +186,36 @@ def test_a_difference_that_is_there_is_told_from_one_that_is_not():
         assert ("] ≈" in as_text(table)) is marked
 
 
+def test_what_survives_holm_is_marked_and_the_family_is_the_whole_table():
+    cells = [cell_of("snapkv"), cell_of("snapkv", True), cell_of("pyramidkv"), cell_of("pyramidkv", True)]
+    one, two = results("llama3", cells, n=3), results("mistral", cells, n=3, seed=1)
+    for run in (one, two):
+        for sample, record in run.cells[1].records.items():  # better on all but one of 48 samples
+            before = run.cells[0].records[sample]["scores"]["score"]
+            record["scores"]["score"] = before + (-0.1 if sample == "lcc/0" else 0.1)
+    table = table_of(one, two)
+    rows = [row for block in table.blocks.values() for row in block if row.comparison]
+    raw = [row.comparison.sign.p for row in rows]
+    assert [row.comparison.p_holm for row in rows] == holm(raw) and len(raw) == 4
+    for row in rows:
+        assert row.comparison.survives is (row.name == "SnapKV+GraphKV")
+    sign = row_of(table, "SnapKV+GraphKV", "mistral").comparison.sign
+    assert (sign.better, sign.worse, sign.p) == (47, 1, pytest.approx(2 * 49 / 2**48))
+    text = as_text(table)
+    assert text.count("] **\n") == 2
+    assert "**: and an exact sign test over the same samples" in table.caption
+    assert "over the differences of this table" in table.caption
+
+
+def test_the_caption_says_what_difference_the_samples_would_show():
+    run = results(cells=[cell_of("snapkv"), cell_of("snapkv", True)], tasks=["trec"], n=4)
+    for i, (sample, record) in enumerate(run.cells[1].records.items()):
+        record["scores"]["score"] = run.cells[0].records[sample]["scores"]["score"] + 0.01 * (-1) ** i
+    # Differences of 1, -1, 1, -1 points: s² = 4 / 3, (1.960 + 0.842) · sqrt(4 / 3 / 4) = 1.62.
+    assert "a true difference of 1.62 points would be found four times in five" in table_of(run).caption
+    assert "four times in five" not in table_of(results(n=1)).caption
+
+
 def test_equal_methods_are_not_told_apart():
     run = results(cells=[cell_of("snapkv"), cell_of("snapkv", True)])
     equal = replace(run, cells=[run.cells[0], replace(run.cells[1], records=run.cells[0].records)])
@@ -286,6 +317,7 @@ def test_rows_are_named_by_what_sets_them_apart():
         cell_of("snapkv", True),
         cell_of("cake", budget=128),
         cell_of("snapkv", pooling="max"),
+        cell_of("snapkv", kernel=5),
         cell_of("snapkv"),
         cell_of("full"),
     ]
@@ -294,6 +326,7 @@ def test_rows_are_named_by_what_sets_them_apart():
         "SnapKV (budget 512)",
         "SnapKV (budget 512)+GraphKV (rounds 1)",
         "SnapKV (budget 512)+GraphKV (rounds 2)",
+        "SnapKV (kernel 5, budget 512)",
         "SnapKV (pooling max, budget 512)",
         "CAKE (budget 128)",
         "lagkv (budget 512)",
@@ -494,13 +527,16 @@ def test_csv_is_tidy(awkward, tmp_path):
                     ends = [entry.difference.difference, entry.difference.low, entry.difference.high]
                     np.testing.assert_allclose(line[["difference", "low", "high"]].astype(float), ends, rtol=1e-5)
                     assert line["distinguishable"] == entry.difference.clear
+                    assert pd.isna(line["p_sign"]) == (entry.difference is not row.difference)
                 else:
                     assert line[["difference", "low", "high"]].isna().all()
     gap = frame.loc["llama3", "SnapKV+GraphKV"]
     assert np.isnan(gap.loc["hotpotqa", "ours"]) and np.isnan(gap.loc[AVERAGE, "ours"])
-    assert gap.loc["mean of 15 tasks", "difference"] == pytest.approx(
-        row_of(awkward, "SnapKV+GraphKV", "llama3").difference.difference, rel=1e-5
-    )
+    found = row_of(awkward, "SnapKV+GraphKV", "llama3").comparison
+    expected = [found.difference.difference, found.sign.better, found.sign.worse, found.sign.p, found.p_holm]
+    columns = ["difference", "better", "worse", "p_sign", "p_holm", "detectable"]
+    line = gap.loc["mean of 15 tasks", columns].astype(float)
+    np.testing.assert_allclose(line, [*expected, found.detectable], rtol=1e-5)
     assert set(frame["protocol"]) == {"official"} and set(frame["data_hash"]) == {FACTS["data_hash"]}
 
 

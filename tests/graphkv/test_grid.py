@@ -308,6 +308,11 @@ def test_each_sample_is_read_once_and_its_base_cache_stays(base, tmp_path, monke
     assert all(fingerprint(made) == before for made, before in seen)
 
 
+def test_the_wall_time_is_split_without_counting_the_model_twice():
+    wall = grid.Wall(load=3.0, prefill=1.0, select=0.5, measure=2.0)
+    assert wall.describe(4.0) == "model 3.0 s, prefill 1.0 s, selection 0.5 s, decode 2.0 s, other 0.5 s"
+
+
 @given(st.lists(st.integers(1, 100), min_size=1), st.integers(1, 8), st.integers(1, 300))
 def test_batches_hold_every_row_once_within_the_limits(sizes, max_rows, room):
     made = memory.batches(sizes, max_rows, room)

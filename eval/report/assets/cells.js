@@ -14,7 +14,12 @@ const COLUMNS = [
   { label: "Cell", key: (cell) => cell.name, class: "name" },
   { label: "Model", key: (cell) => groupOf(cell).model, class: SEVERAL_MODELS ? "wide group" : "never" },
   { label: "Task", key: (cell) => groupOf(cell).task, show: taskOf, class: "wide group" },
-  { label: "Budget", key: (cell) => cell.budget ?? Infinity, show: (cell) => budgetWords(cell.budget), class: "number roomy" },
+  {
+    label: "Budget",
+    key: (cell) => cell.budget ?? Infinity,
+    show: (cell) => budgetWords(cell.budget),
+    class: "number roomy",
+  },
   { label: "n", key: (cell) => cell.n, show: countOf, class: "number roomy", title: "Finished samples" },
   {
     label: "Score",
@@ -23,9 +28,21 @@ const COLUMNS = [
     class: "number strong",
     title: "Mean of the task's main score; none where a sample is missing",
   },
-  { label: "95 % interval", key: (cell) => cell.low, show: intervalOf, class: "interval roomy", title: "Bootstrap over samples" },
+  {
+    label: "95 % interval",
+    key: (cell) => cell.low,
+    show: intervalOf,
+    class: "interval roomy",
+    title: "Bootstrap over samples",
+  },
   { label: "Δ GraphKV", key: (cell) => cell.change?.difference ?? null, show: changeOf, class: "number" },
-  { label: "Kept", key: (cell) => cell.kept, show: (cell) => fixed(cell.kept, 1), class: "number roomy", title: "Tokens a layer" },
+  {
+    label: "Kept",
+    key: (cell) => cell.kept,
+    show: (cell) => fixed(cell.kept, 1),
+    class: "number roomy",
+    title: "Tokens a layer",
+  },
   { label: "Of prompt", key: (cell) => cell.share, show: (cell) => percent(cell.share), class: "number wide" },
   { label: "KV MiB", key: (cell) => cell.bytes, show: (cell) => fixed(mebibytes(cell), 2), class: "number wide" },
   { label: "s / sample", key: total, show: (cell) => fixed(total(cell), 2), class: "number wide" },
@@ -38,25 +55,22 @@ function buildCells() {
   const status = element("p", { class: "status", role: "status" });
   const more = element("button", { type: "button", class: "plain", onclick: showMore }, "Show more cells");
   const table = element("table", { class: "cells" }, element("thead", null, head), body);
-  const legend = element(
-    "p",
-    { class: "legend" },
-    "Score: the mean of a task's main score over all samples that its cells were run on, with the 95 % bootstrap ",
-    `interval, drawn from 0 to 1 (or to the largest end beyond it); ${NONE} where a sample is missing, since nothing is `,
-    "averaged over what is left. Δ: to the same cell without graph, paired by sample; ≈ where the interval holds 0 or ",
-    "there is none. Kept: tokens a layer. Seconds are wall time, a prefill shared evenly by the cells of its pass.",
-  );
-  document.getElementById("cells").append(
-    element("div", { class: "title" }, element("h2", null, "Cells"), status),
-    element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Table of cells" }, table),
-    more,
-    legend,
-  );
+  document
+    .getElementById("cells")
+    .append(
+      element("div", { class: "title" }, element("h2", null, "Cells"), status),
+      element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Table of cells" }, table),
+      more,
+    );
   let sort = { column: null, direction: 1 };
   let limit = ROWS;
 
   function heading(column) {
-    const button = element("button", { type: "button", title: column.title ?? null, onclick: () => by(column) }, column.label);
+    const button = element(
+      "button",
+      { type: "button", title: column.title ?? null, onclick: () => by(column) },
+      column.label,
+    );
     return element("th", { scope: "col", class: column.class ?? null, "aria-sort": "none" }, button);
   }
   function by(column) {
@@ -123,16 +137,16 @@ function markOf(cell) {
 
 function nameOf(cell) {
   const group = groupOf(cell);
-  const where = SEVERAL_MODELS ? `${group.model} · ${group.task}` : group.task;
+  const where = [SEVERAL_MODELS && group.model, group.task, group.score].filter(Boolean).join(" · ");
   const much = ` · ${budgetWords(cell.budget)} · n ${cell.n}${cell.n < cell.asked ? ` of ${cell.asked}` : ""}`;
   const below = element("span", { class: "narrow" }, where, element("span", { class: "tiny" }, much));
   return element("span", { class: "label" }, markOf(cell), element("span", null, cell.name, below));
 }
 
 function taskOf(cell) {
-  const { task, place, note } = groupOf(cell);
-  const more = [place, note].filter(Boolean).join(", ");
-  return more ? [`${task} `, element("small", null, more)] : task;
+  const { task, place, note, score } = groupOf(cell);
+  const more = [place, note, score].filter(Boolean).join(", ");
+  return [`${task} `, element("small", null, more)];
 }
 
 function countOf(cell) {
@@ -148,7 +162,8 @@ function intervalOf(cell, scale) {
   const width = 120;
   const at = (value) => (4 + (width - 8) * Math.max(0, value / scale[groupOf(cell).score])).toFixed(1);
   const text = cell.low === null ? "no interval" : `${fixed(cell.low, 3)} to ${fixed(cell.high, 3)}`;
-  const range = cell.low === null ? null : drawing("line", { x1: at(cell.low), x2: at(cell.high), y1: 8, y2: 8, class: "range" });
+  const range =
+    cell.low === null ? null : drawing("line", { x1: at(cell.low), x2: at(cell.high), y1: 8, y2: 8, class: "range" });
   return drawing(
     "svg",
     { viewBox: `0 0 ${width} 16`, width, height: 16, role: "img", "aria-label": text },
@@ -163,7 +178,8 @@ function changeOf(cell) {
   if (!cell.change) return "";
   const { difference, low, high, clear } = cell.change;
   const interval = low === null ? "no interval" : `95 % interval ${signed(low, 3)} to ${signed(high, 3)}`;
-  return element("span", { title: interval, class: clear ? "clear" : null }, signed(difference, 3), clear ? "" : " ≈");
+  const text = signed(difference, 3) + (clear ? "" : " ≈");
+  return element("span", { title: interval, class: clear ? "clear" : null }, text);
 }
 
 /** All that is known of a cell: scores, kept tokens by layer, time, settings, what made it, and its files. */
@@ -187,11 +203,29 @@ function detailsOf(cell) {
     ["Kept tokens a layer", cell.layers ? layersOf(cell) : element("p", null, NONE)],
     ["Answers and seconds, a sample", facts(answers)],
     ["Settings of the cell", facts(Object.entries(cell.settings).map(([name, value]) => [name, words(value)]))],
-    ["Shared by the cells of its group", facts(Object.entries(group.identity).filter(isBrief).map(([name, value]) => [name, words(value)]))],
+    [
+      "Shared by the cells of its group",
+      facts(
+        Object.entries(group.identity)
+          .filter(isBrief)
+          .map(([name, value]) => [name, words(value)]),
+      ),
+    ],
     ["Made by", cell.runs.map(([number, count]) => runOf(INDEX.runs[number], count))],
-    ["Files", element("ul", { class: "links" }, cell.links.map((link) => element("li", null, linkOf(link))))],
+    [
+      "Files",
+      element(
+        "ul",
+        { class: "links" },
+        cell.links.map((link) => element("li", null, linkOf(link))),
+      ),
+    ],
   ];
-  return element("div", { class: "blocks" }, blocks.map(([title, ...body]) => element("section", null, element("h3", null, title), body)));
+  return element(
+    "div",
+    { class: "blocks" },
+    blocks.map(([title, ...body]) => element("section", null, element("h3", null, title), body)),
+  );
 }
 
 /** Whether a part of an identity is short enough to be shown; the manifest has them all. */
@@ -208,11 +242,19 @@ function layersOf(cell) {
   const top = Math.max(...cell.layers);
   const bars = cell.layers.map((tokens, i) => {
     const height = (32 * tokens) / top;
-    return drawing("rect", { x: 6 * i, y: 32 - height, width: 4, height }, drawing("title", null, `layer ${i}: ${tokens}`));
+    return drawing(
+      "rect",
+      { x: 6 * i, y: 32 - height, width: 4, height },
+      drawing("title", null, `layer ${i}: ${tokens}`),
+    );
   });
   const width = 6 * cell.layers.length;
   const text = `from ${Math.min(...cell.layers)} to ${top} tokens, ${counted(cell.layers.length, "layer")}`;
-  const chart = drawing("svg", { viewBox: `0 0 ${width} 32`, width, height: 32, role: "img", "aria-label": text, class: "layers" }, bars);
+  const chart = drawing(
+    "svg",
+    { viewBox: `0 0 ${width} 32`, width, height: 32, role: "img", "aria-label": text, class: "layers" },
+    bars,
+  );
   return element("div", null, chart, element("p", null, text));
 }
 

@@ -32,17 +32,21 @@ function select(name) {
   if (name === "samples") samples.draw();
 }
 
+/** Arrow keys, Home and End go from tab to tab. */
+function step(event) {
+  const at = TABS.indexOf(current);
+  const count = TABS.length;
+  const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: count - 1 }[event.key];
+  if (to === undefined) return;
+  event.preventDefault();
+  const name = TABS[(to + count) % count];
+  tab(name).focus();
+  location.hash = `/${name}`;
+}
+
 for (const name of TABS) {
   tab(name).addEventListener("click", () => (location.hash = `/${name}`));
-  tab(name).addEventListener("keydown", (event) => {
-    const last = TABS.length - 1;
-    const at = TABS.indexOf(name);
-    const to = { ArrowRight: at === last ? 0 : at + 1, ArrowLeft: at === 0 ? last : at - 1, Home: 0, End: last }[event.key];
-    if (to === undefined) return;
-    event.preventDefault();
-    tab(TABS[to]).focus();
-    location.hash = `/${TABS[to]}`;
-  });
+  tab(name).addEventListener("keydown", step);
 }
 
 window.addEventListener("hashchange", go);

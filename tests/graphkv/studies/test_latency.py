@@ -146,7 +146,7 @@ def test_the_command(run, tmp_path):
         (["study.new_tokens=1"], "new_tokens and longest must be 2 or more, not 1 and 64"),
         (["decode.evict_every=8", "scorer=h2o"], "study table3 times eviction after the prefill only"),
         (["study.tokens=4090"], "a prompt of 4090 tokens and an answer of 64 exceed the 4096 positions"),
-        (["shards=2", "hydra.launcher.executor=local"], "a study is not cut into shards"),
+        (["shards=2", "hydra.launcher.executor=submitit_local"], "a study is not cut into shards"),
     ],
 )
 def test_mistakes_write_nothing(run, tmp_path, arguments, message):

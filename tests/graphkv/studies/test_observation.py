@@ -19,10 +19,10 @@ SMALL = ["study.tokens=300", "study.shown=20", "graphkv.neighbors=3", "budget=64
 
 
 def mean_cosine(keys: torch.Tensor, positions) -> float:
-    """Mean over all pairs of some tokens, from the definition."""
+    """Mean over all pairs of some tokens, from the matrix of their cosines."""
     chosen = keys[list(positions)].double()
-    pairs = [torch.dot(a, b) / (a.norm() * b.norm()) for a, b in itertools.combinations(chosen, 2)]
-    return float(torch.stack(pairs).mean())
+    cosines = chosen @ chosen.T / torch.outer(chosen.norm(dim=-1), chosen.norm(dim=-1))
+    return float(cosines[torch.triu(torch.ones_like(cosines, dtype=torch.bool), 1)].mean())
 
 
 def scored(tiny, scorer: str, graph, granularity: str = "kv_head", head_budget: str = "uniform"):

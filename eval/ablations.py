@@ -21,7 +21,7 @@ from eval.errors import UserError
 from eval.metrics import TASKS
 from eval.paper import ablation as printed
 from eval.records import key_of
-from eval.results import CellResult, ModelResults, Tasks, achieved, by_task, changes, complete, finished
+from eval.results import CellResult, ModelResults, Tasks, achieved, base_of, by_task, changes, complete, finished
 from eval.stats import RESAMPLES, Comparison, compare, corrected
 from eval.table1_words import bracketed, order
 from eval.table1_words import name as cell_name
@@ -213,11 +213,12 @@ def lines_of(cells: Sequence[CellResult], option: str) -> list[Line]:
     for by_value in found.values():
         places = {value: place(option, value) for value in by_value}
         values = sorted(by_value, key=lambda value: (places[value].series == _FIXED, places[value].position))
-        settings = {key: value for key, value in by_value[values[0]].cell.items() if key != "graphkv"}
-        rest = {key: value for key, value in by_value[values[0]].cell["graphkv"].items() if key != option}
-        base = next((cell for cell in cells if cell.cell == {**settings, "graphkv": None}), None)
+        first = by_value[values[0]]
+        settings = {key: value for key, value in first.cell.items() if key != "graphkv"}
+        rest = {key: value for key, value in first.cell["graphkv"].items() if key != option}
         if len(values) > 1:
-            lines.append(Line(option, settings, rest, base, {value: by_value[value] for value in values}))
+            ordered = {value: by_value[value] for value in values}
+            lines.append(Line(option, settings, rest, base_of(first, cells), ordered))
     return lines
 
 

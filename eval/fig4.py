@@ -13,6 +13,7 @@ from eval import table1_words as words
 from eval.figures import Panels, needle_heatmap
 from eval.paper import SOURCES, ablation
 from eval.records import write_atomically
+from eval.results import base_of
 from eval.stats import RESAMPLES, Comparison, compare, corrected
 from eval.tables import MISSING
 
@@ -83,7 +84,7 @@ def build(
     ordered = sorted(cells, key=lambda cell: words.order(cell.cell))
     settings = [cell.cell for cell in ordered]
     names = [words.name(cell.cell, settings) for cell in ordered]
-    pairs = {name: (cell, _base(cell, ordered)) for name, cell in zip(names, ordered, strict=True)}
+    pairs = {name: (cell, base_of(cell, ordered)) for name, cell in zip(names, ordered, strict=True)}
     compared = {name: _compared(cell, base, resamples, seed) for name, (cell, base) in pairs.items() if base}
     differences = dict(zip(compared, corrected(list(compared.values())), strict=True))
     panels, means, points = [], [], []
@@ -111,12 +112,6 @@ def write(figure: Fig4, stem: Path) -> list[Path]:
     rest = [column for column in figure.points if column not in first]
     write_atomically(table, figure.points[first + rest].to_csv(index=False, float_format="%.6g"))
     return [*paths, table]
-
-
-def _base(cell: NeedleCell, cells: Sequence[NeedleCell]) -> NeedleCell | None:
-    if cell.cell["graphkv"] is None:
-        return None
-    return next((other for other in cells if other.cell == {**cell.cell, "graphkv": None}), None)
 
 
 def _compared(cell: NeedleCell, base: NeedleCell, resamples: int, seed: int) -> Comparison | None:
@@ -169,8 +164,8 @@ def _caption(
     if told:
         listed = "; ".join(f"{name} {_words(found)}" for name, found in told.items())
         yield (
-            f"Difference of the mean to no graph: {listed} (95 % interval, paired bootstrap over samples, {resamples:,} "
-            f"resamples, seed {seed}). {words.marks('figure')}"
+            f"Difference of the mean to no graph: {listed} (95 % interval by a paired bootstrap over samples, "
+            f"{resamples:,} resamples, seed {seed}). {words.marks('figure')}"
         )
     if any(_paper(cell.cell, score) is not None for cell in cells):
         yield f"paper: {SOURCES['fig4']} of arXiv:2509.00388v1; other texts, lengths and needles."

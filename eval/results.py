@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -12,6 +12,17 @@ from eval.metrics import TASKS
 
 Tasks = Mapping[str, Sequence[str]]
 """Task → ids of the samples that were asked for."""
+
+
+class Described(Protocol):
+    """Whatever belongs to one cell."""
+
+    @property
+    def cell(self) -> Mapping[str, Any]:
+        """The cell, as `CellSettings.describe` writes it."""
+
+
+_Described = TypeVar("_Described", bound=Described)
 
 
 @dataclass(frozen=True)
@@ -62,8 +73,8 @@ def by_task(samples: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
     return {task: ids for task, ids in found.items() if ids}
 
 
-def base_of(cell: CellResult, cells: Sequence[CellResult]) -> CellResult | None:
-    """The cell that differs from a cell with a graph in having none."""
+def base_of(cell: _Described, cells: Sequence[_Described]) -> _Described | None:
+    """The cell that differs from a cell with a graph in having none; None where there is none."""
     if cell.cell["graphkv"] is None:
         return None
     return next((other for other in cells if other.cell == {**cell.cell, "graphkv": None}), None)

@@ -26,7 +26,7 @@ from graphkv.retention import Retention
 FOLDER = Path(__file__).parent / "explorer_page"
 _LEVELS = {"k": 8, "a": 5, "b": 5, "g": 3}  # levels of colour, as in 3-tokens.js
 _HUES = {  # only A, only B, both: told apart with any colour vision (Okabe and Ito's palette)
-    "light": {"a": "#D55E00", "b": "#0072B2", "g": "#808080"},
+    "light": {"a": "#D55E00", "b": "#0072B2", "g": "#9a9fa8"},
     "dark": {"a": "#E69F00", "b": "#56B4E9", "g": "#808080"},
 }
 _PANELS = {"light": "#ffffff", "dark": "#1a1f26"}  # what is behind the text, as in page.css

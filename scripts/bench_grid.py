@@ -41,6 +41,7 @@ from graphkv.engine import Engine
 ROOT = Path(__file__).resolve().parents[1]
 KVPRESS = ["kvpress==0.5.5", "transformers<5.3", f"torch=={torch.__version__.split('+')[0]}"]
 PRESSES = {"snapkv": "SnapKVPress", "pyramidkv": "PyramidKVPress"}
+GRAPHS = ("off", "on")
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,9 @@ class Timing:
     def work(self) -> float:
         """Seconds without imports, loading, tables and figures."""
         return sum(self.parts.values())
+
+    def __str__(self) -> str:
+        return f"{self.total:.1f} s, {self.work:.1f} s of it work"
 
 
 def run(command: Sequence[str], text: str | None = None) -> tuple[float, subprocess.CompletedProcess]:
@@ -142,8 +146,43 @@ def report(sweeps: Sequence[Timing], ours: Sequence[Timing], kvpress: Sequence[T
     print(f"ratio_kvpress={ratios[0]:.2f} ratio_sequential={ratios[1]:.2f} share_of_limit={limit / sweep.total:.3f}")
 
 
-def main() -> int:
+def take_turns(options: argparse.Namespace, engine: Engine, python: Path) -> tuple[list[Timing], ...]:
+    """Timings of the sweeps, of our cells one by one, and of kvpress' cells."""
+    depths = [100 * i // max(1, options.prompts - 1) for i in range(options.prompts)]
+    task = {"lengths": [options.length], "depths": depths, "max_new_tokens": options.tokens, "stop": False}
+    built = needle.build({"name": "needle", **task}, engine.tokenizer, engine.info.max_positions)
+    prompts = [built.encode(sample).ids for sample in built.samples]
+    cells = [Setting(*each) for each in itertools.product(options.scorers, GRAPHS, options.budgets)]
+    print(f"smollm2: {len(cells)} cells, {len(prompts)} prompts of {options.length} tokens, {options.tokens} new ones")
+
+    sweeps, ours, kvpress = [], [], []
+    turns = [round(i * len(cells) / max(1, options.repeat - 1)) for i in range(options.repeat)]
+    for number, cell in enumerate([*cells, None]):
+        for _ in range(turns.count(number)):
+            sweeps.append(run_ours(task, options.scorers, GRAPHS, options.budgets))
+            print(f"sweep: {sweeps[-1]}", flush=True)
+        if cell is not None:
+            ours.append(run_ours(task, [cell.scorer], [cell.graph], [cell.budget]))
+            kvpress.append(run_kvpress(python, engine.info.folder, prompts, options.tokens, cell))
+            place = f"[{number + 1}/{len(cells)}] {cell.label}"
+            print(f"{place}: ours {ours[-1]}; kvpress {kvpress[-1]}", flush=True)
+    return sweeps, ours, kvpress
+
+
+def compare(options: argparse.Namespace) -> None:
     """Run the comparison and print it."""
+    python = kvpress_python(options.venv.expanduser())
+    engine = Engine.from_pretrained("smollm2")
+    sweeps, ours, kvpress = take_turns(options, engine, python)
+    read, size = weight_read_seconds(engine.model, 5)
+    prefill = statistics.median(timing.parts["prefill"] for timing in sweeps)
+    limit = prefill + options.prompts * (options.tokens - 1) * read
+    print(f"weights: {size / 1e6:.0f} MB, read once in {read * 1e3:.1f} ms; prefill of all prompts {prefill:.1f} s")
+    report(sweeps, ours, kvpress, limit)
+
+
+def main() -> int:
+    """Read the options; exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", type=int, default=3, help="prompts, with the needle at as many depths")
     parser.add_argument("--length", type=int, default=2000, help="tokens of a prompt")
@@ -155,37 +194,7 @@ def main() -> int:
     options = parser.parse_args()
 
     try:
-        python = kvpress_python(options.venv.expanduser())
-        engine = Engine.from_pretrained("smollm2")
-        depths = [100 * i // max(1, options.prompts - 1) for i in range(options.prompts)]
-        task = {"lengths": [options.length], "depths": depths, "max_new_tokens": options.tokens, "stop": False}
-        built = needle.build({"name": "needle", **task}, engine.tokenizer, engine.info.max_positions)
-        prompts = [built.encode(sample).ids for sample in built.samples]
-        cells = [Setting(*each) for each in itertools.product(options.scorers, ("off", "on"), options.budgets)]
-        print(
-            f"smollm2, {len(cells)} cells, {len(prompts)} prompts of {options.length} tokens, {options.tokens} new ones"
-        )
-
-        sweeps, ours, kvpress = [], [], []
-        turns = [round(i * len(cells) / max(1, options.repeat - 1)) for i in range(options.repeat)]
-        for number in range(len(cells) + 1):
-            for _ in range(turns.count(number)):
-                sweeps.append(run_ours(task, options.scorers, ("off", "on"), options.budgets))
-                print(f"sweep: {sweeps[-1].total:.1f} s, {sweeps[-1].work:.1f} s of work", flush=True)
-            if number < len(cells):
-                cell = cells[number]
-                ours.append(run_ours(task, [cell.scorer], [cell.graph], [cell.budget]))
-                kvpress.append(run_kvpress(python, engine.info.folder, prompts, options.tokens, cell))
-                print(
-                    f"[{number + 1}/{len(cells)}] {cell.label}: ours {ours[-1].total:.1f} s, {ours[-1].work:.1f} s of "
-                    f"work; kvpress {kvpress[-1].total:.1f} s, {kvpress[-1].work:.1f} s of work",
-                    flush=True,
-                )
-        read, size = weight_read_seconds(engine.model, 5)
-        prefill = statistics.median(timing.parts["prefill"] for timing in sweeps)
-        limit = prefill + len(prompts) * (options.tokens - 1) * read
-        print(f"weights: {size / 1e6:.0f} MB, read once in {read * 1e3:.1f} ms; prefill {prefill:.1f} s")
-        report(sweeps, ours, kvpress, limit)
+        compare(options)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

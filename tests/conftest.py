@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+import submitit  # noqa: F401  # before absl, whose log handler would close pytest's stream when this sets up logging
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 

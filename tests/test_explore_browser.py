@@ -104,7 +104,7 @@ def test_the_page_shows_the_prompt_as_text(open_page, data):
     assert page.title() == data["title"] == page.locator("h1").text_content()
     assert page.locator("#app img, #app script").count() == 0
     answers = page.locator("#cells blockquote").all_text_contents()
-    assert answers == [f["answer"].strip() or "(an empty answer)" for f in [*data["retention"], data["full"]]]
+    assert answers == [facts["answer"].strip() or "(an empty answer)" for facts in data["retention"]]
 
 
 def test_a_head_of_a_layer(open_page, data):
@@ -168,7 +168,7 @@ def test_the_pointer_shows_a_token(open_page, data):
     token = int(facts["factors"][1, 0].argmin())
     page.locator(f"#text-a-{token}").scroll_into_view_if_needed()
     page.locator(f"#text-a-{token}").hover()
-    expect(page.locator("#details .where")).to_have_text(f"token {token} of {n}")
+    expect(page.locator("#details .where")).to_have_text(f"position {token} of {n}, counted from 0")
     said = details(page)
     assert said["Kept"] == ("yes" if facts["kept"][1, 0, token] else "no")
     assert said["Score rank"] == f"{facts['ranks'][1, 0, token]} of {n - 32}"
@@ -210,7 +210,7 @@ def test_the_keyboard_alone(open_page, data):
         page.keyboard.press(key)
         expect(chosen).to_have_id(f"text-a-{place}")
         assert page.locator("#text-a").get_attribute("aria-activedescendant") == f"text-a-{place}"
-    expect(page.locator("#announce")).to_contain_text("token 1. A: kept")
+    expect(page.locator("#announce")).to_contain_text("position 1. A: kept")
     page.keyboard.press("n")
     kept = expected(data, PLAIN, 0, 0)
     expect(chosen).to_have_id(f"text-a-{kept.index(True, 2)}")

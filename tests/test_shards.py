@@ -144,6 +144,27 @@ def test_what_a_job_says_of_itself(tmp_path, capsys):
     assert "(shard 3 of 4) ended without a result" in bug[0] and "ValueError: invalid literal" in bug[-1]
 
 
+@pytest.mark.parametrize(
+    ("each", "dealt"), [(None, ["5", "3", "4", "5"]), (2, ["5,3", "4,5", "3,4", "5,3"]), (0, ["", "", "", ""])]
+)
+def test_processes_get_the_gpus_that_may_be_used_in_turn(tmp_path, monkeypatch, each, dealt):
+    monkeypatch.setattr(executors.torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,3,4")
+    executor = Processes(LauncherConfig("submitit_local", gpus_per_node=each))
+    executor.check()
+    jobs = executor.submit(tmp_path, [partial(os.getenv, "CUDA_VISIBLE_DEVICES")] * 4)
+    while not all([executor.over(job) for job in jobs]):
+        time.sleep(0.1)
+    assert [job.result() for job in jobs] == dealt
+
+
+def test_gpus_that_are_not_named_by_number_cannot_be_dealt(monkeypatch):
+    monkeypatch.setattr(executors.torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-8932f937")
+    with pytest.raises(UserError, match="must list GPUs by number"):
+        Processes(LauncherConfig("submitit_local")).check()
+
+
 def test_a_job_that_is_told_to_stop_is_started_again_and_resumes(tmp_path):
     depths = ",".join(map(str, range(100)))
     overrides = ["model=tiny", "task.lengths=[700]", f"task.depths=[{depths}]", "decode=solo", "budget=64"]

@@ -52,10 +52,18 @@ function sum(values, from, to) {
   return total;
 }
 
+/** Mean of the values that are known, or null. */
 function mean(values) {
-  return values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null;
+  const known = values.filter((value) => value !== null);
+  return known.length ? known.reduce((total, value) => total + value, 0) / known.length : null;
 }
 
+/** Whole numbers from one up to another. */
+function range(from, to) {
+  return Array.from({ length: to - from }, (_, i) => from + i);
+}
+
+/** The choices of a menu, as values and texts. */
 function fill(select, choices) {
   select.replaceChildren(...choices.map(([value, textContent]) => build("option", { value, textContent })));
 }

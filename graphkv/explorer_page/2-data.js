@@ -149,9 +149,7 @@ class Cell {
 
   /** Mean similarity of kept keys over the rows that have one, or null. */
   meanSimilarity(rows) {
-    const values = rows.map((row) => this.similarity[Math.floor(row / this.heads)][row % this.heads]);
-    const known = values.filter((value) => value !== null);
-    return known.length ? known.reduce((sum, value) => sum + value, 0) / known.length : null;
+    return mean(rows.map((row) => this.similarity[Math.floor(row / this.heads)][row % this.heads]));
   }
 }
 

@@ -95,7 +95,7 @@ class Pane {
     this.here = build("div", { className: "here" });
     this.map = build("div", { className: "map", role: "img" }, this.canvas, this.here);
     this.list = build("div", { className: "tokens", tabIndex: 0, role: "listbox", id: name });
-    const marked = new Set(marks.flatMap(({ begin, end }) => Array.from({ length: end - begin }, (_, i) => begin + i)));
+    const marked = new Set(marks.flatMap(({ begin, end }) => range(begin, end)));
     this.fixed = texts.map((_, token) => (marked.has(token) ? "m " : ""));
     this.nodes = texts.map((text, token) => {
       const node = build("span", { textContent: visible(text), role: "option", id: `${name}-${token}` });

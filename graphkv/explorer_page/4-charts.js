@@ -58,7 +58,7 @@ function drawBars(host, series, label, chosen, onLayer) {
       svg.append(shape("rect", { class: `bar ${name}`, x, y: height - size, width: wide, height: size }));
     });
   });
-  for (let layer = 0; layer < layers; layer++) {
+  for (const layer of range(0, layers)) {
     const area = shape("rect", { class: "area", x: layer * step, y: 0, width: step, height });
     const title = shape("title", {});
     title.textContent = `layer ${layer}: ${series.map((one) => `${one.says} ${decimals(one.values[layer])}`).join(", ")}`;

@@ -105,5 +105,5 @@ function spoken(cells, layer, head, token, texts) {
     const rank = rankWords(cell, cell.ranks, rows, token);
     return `${name}: kept ${keptWords(cell, rows, token)}${rank ? `, rank ${rank}` : ""}`;
   });
-  return `${quoted(texts[token])}, token ${token}. ${parts.join(". ")}`;
+  return `${quoted(texts[token])}, position ${token}. ${parts.join(". ")}`;
 }

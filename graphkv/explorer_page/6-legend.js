@@ -16,7 +16,7 @@ function legendGroups({ view, paint }, cells, single, marks) {
   }
   for (const name of new Set(marks.map((mark) => mark.name))) groups.push([[["m", "abc"]], name]);
   if (graph) {
-    const where = single ? "" : " in half of the heads";
+    const where = single ? "" : " in at least half of the heads";
     groups.push([[["s", "abc"]], `source${where}`], [[["t", "abc"]], `neighbour${where}`], [[["s t", "abc"]], "both"]);
   }
   return groups;

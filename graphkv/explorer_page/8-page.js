@@ -18,8 +18,16 @@ class Page {
     this.#controls();
     this.#panes();
     this.#facts();
-    this.set(this.#fromAddress());
-    if (this.state.token !== null) this.panes[0].reveal(this.state.token);
+    this.address = new Address({
+      view: second ? ["one", "side", "diff"] : ["one"],
+      a: range(0, this.cells.length),
+      b: range(0, this.cells.length),
+      layer: range(-1, this.layers),
+      head: this.heads,
+      paint: ["kept", "source", "factor"],
+      token: range(0, this.n),
+    });
+    this.set(this.address.read());
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.#changeScheme());
     const observer = new ResizeObserver((entries) => this.#resized(entries));
     for (const pane of this.panes) observer.observe(pane.map);
@@ -50,7 +58,7 @@ class Page {
     this.#details();
     this.#charts();
     this.#cards();
-    this.#toAddress();
+    this.address.write(this.state);
   }
 
   // What is chosen
@@ -60,10 +68,10 @@ class Page {
     const choices = this.cells.map((cell, i) => [i, cell.label]);
     fill($("cell-a"), choices);
     fill($("cell-b"), choices);
-    fill($("layer"), [[-1, `all ${this.layers}`], ...Array.from({ length: this.layers }, (_, i) => [i, String(i)])]);
-    const heads = [["all", "all"], ...Array.from({ length: model.kv_heads }, (_, i) => [`k${i}`, `KV head ${i}`])];
+    fill($("layer"), [[-1, `all ${this.layers}`], ...range(0, this.layers).map((layer) => [layer, String(layer)])]);
+    const heads = [["all", "all"], ...range(0, model.kv_heads).map((head) => [`k${head}`, `KV head ${head}`])];
     if (this.cells.some((cell) => cell.perQuery)) {
-      heads.push(...Array.from({ length: model.query_heads }, (_, i) => [`q${i}`, `query head ${i}`]));
+      heads.push(...range(0, model.query_heads).map((head) => [`q${head}`, `query head ${head}`]));
     }
     fill($("head"), heads);
     this.heads = heads.map(([value]) => value);
@@ -100,34 +108,6 @@ class Page {
   #stepHead(by) {
     const place = this.heads.indexOf(this.state.head) + by;
     if (this.heads[place]) this.set({ head: this.heads[place] });
-  }
-
-  /** What the address of the page asks for, as far as it makes sense. */
-  #fromAddress() {
-    const asked = new URLSearchParams(location.hash.slice(1));
-    const number = (name, low, high) => {
-      const value = asked.has(name) ? Number(asked.get(name)) : NaN;
-      return Number.isInteger(value) && value >= low && value < high ? { [name]: value } : {};
-    };
-    const word = (name, allowed) => (allowed.includes(asked.get(name)) ? { [name]: asked.get(name) } : {});
-    return {
-      ...(this.cells.length > 1 ? word("view", ["one", "side", "diff"]) : {}),
-      ...number("a", 0, this.cells.length),
-      ...number("b", 0, this.cells.length),
-      ...number("layer", -1, this.layers),
-      ...word("head", this.heads),
-      ...word("paint", ["kept", "source", "factor"]),
-      ...number("token", 0, this.n),
-    };
-  }
-
-  /** Write what is chosen into the address, once nothing has changed for a moment: browsers take their time for it. */
-  #toAddress() {
-    clearTimeout(this.addressing);
-    this.addressing = setTimeout(() => {
-      const chosen = Object.entries(this.state).filter(([, value]) => value !== null);
-      history.replaceState(null, "", `#${new URLSearchParams(chosen)}`);
-    }, 300);
   }
 
   // The text
@@ -172,7 +152,14 @@ class Page {
     } else {
       this.shown.forEach(([letter, cell], i) => this.#paintCell(this.panes[i], letter, cell));
     }
-    for (const pane of this.panes) if (this.state.token !== null) pane.choose(this.state.token, false);
+    if (this.state.token !== null) for (const pane of this.panes) pane.choose(this.state.token, false);
+    if (this.laidOut !== this.state.view) this.#layOut();
+  }
+
+  /** A view lays the text out anew: bring the chosen token, or the beginning, into sight again. */
+  #layOut() {
+    this.laidOut = this.state.view;
+    for (const pane of this.panes) if (!pane.element.hidden) pane.reveal(this.state.token ?? 0);
   }
 
   /** What is coloured of a cell: only graph cells have sources and discounts. */
@@ -204,7 +191,7 @@ class Page {
     this.hovered = null;
     this.#details();
     $("announce").textContent = spoken(this.shown, this.state.layer, this.state.head, token, this.texts);
-    this.#toAddress();
+    this.address.write(this.state);
   }
 
   #hover(token) {
@@ -278,7 +265,7 @@ class Page {
 
   /** For each layer the colours of its tokens in a pane. */
   #layerColours(place) {
-    const layers = Array.from({ length: this.layers }, (_, layer) => layer);
+    const layers = range(0, this.layers);
     if (this.state.view === "diff") return layers.map((layer) => differenceColour(this.#comparison(layer)));
     const cell = this.shown[place][1];
     return layers.map((layer) => cellColour(cell, cell.rows(layer, this.state.head), this.#paintOf(cell)));
@@ -302,7 +289,7 @@ class Page {
       return;
     }
     const { layer, head } = this.state;
-    const where = [`token ${whole(token)} of ${whole(this.n)}`];
+    const where = [`position ${whole(token)} of ${whole(this.n)}, counted from 0`];
     for (const { name, begin, end } of this.data.prompt.marks) if (token >= begin && token < end) where.push(name);
     const go = (other) => this.choose(other, null, true);
     $("details-body").replaceChildren(
@@ -333,7 +320,7 @@ class Page {
     const shown = this.shown.map(([letter, cell]) => ({
       name: letter.toLowerCase(),
       says: letter,
-      values: Array.from({ length: this.layers }, (_, l) => cell.meanSimilarity(cell.rows(l, head))),
+      values: range(0, this.layers).map((one) => cell.meanSimilarity(cell.rows(one, head))),
     }));
     const all = this.data.full.similarity;
     $("similarity-numbers").replaceChildren(
@@ -376,7 +363,7 @@ class Page {
   #overlaps() {
     const { a, b, head } = this.state;
     return this.#remember(`overlaps ${a} ${b} ${head}`, () =>
-      Array.from({ length: this.layers }, (_, layer) => jaccard(this.a, this.b, this.#comparison(layer))),
+      range(0, this.layers).map((layer) => jaccard(this.a, this.b, this.#comparison(layer))),
     );
   }
 
@@ -399,7 +386,8 @@ class Page {
     const full = this.data.full;
     const rows = [...scoreRows(full.scores), ["Similarity", `${decimals(mean(full.similarity))} of all keys`]];
     const reference = card("full cache, for comparison", full.answer, rows);
-    $("cells").replaceChildren(...this.cards.map(({ element }) => element), reference.element);
+    const missing = this.cells.some((cell) => cell.keeps_all) ? [] : [reference.element];
+    $("cells").replaceChildren(...this.cards.map(({ element }) => element), ...missing);
   }
 
   #cards() {
@@ -410,17 +398,3 @@ class Page {
     });
   }
 }
-
-async function start() {
-  const data = JSON.parse($("data").textContent);
-  const names = Object.keys(data.arrays);
-  const unpacked = await Promise.all(names.map((name) => unpack(data.arrays[name])));
-  $("app").hidden = false;
-  window.explorer = new Page(data, Object.fromEntries(names.map((name, i) => [name, unpacked[i]])));
-}
-
-start().catch((error) => {
-  $("failure").hidden = false;
-  $("failure").textContent = `This page cannot be shown: ${error.message}. It needs a browser of 2023 or later.`;
-  throw error;
-});

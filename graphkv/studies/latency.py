@@ -29,10 +29,10 @@ from graphkv.studies.timing import (
     Clock,
     Measured,
     Spread,
-    bandwidth,
     decode_weights,
     memory_is,
     peak_bytes,
+    read_once,
     take_turns,
 )
 
@@ -47,6 +47,7 @@ PAPER = {
 """Decode seconds of the paper's Table 3 by scorer and whether GraphKV re-ranks: QMSum, 512 tokens kept."""
 
 BATCH = "all cells as one batch"
+READ = "read once"
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,12 @@ class Bench:
         Times steps on the model's device.
     chunk
         Tokens that a prefill reads at a time.
+    weights, weight_bytes
+        What a decode step reads beside the cache.
+    bandwidth
+        Bytes a second at which `measure` read the weights.
+    load
+        The machine's load average of one minute, before anything was done.
     """
 
     engine: Engine
@@ -123,7 +130,7 @@ class Bench:
         self.load = psutil.getloadavg()[0]
         self.weights = decode_weights(self.engine.model)
         self.weight_bytes = sum(weight.nbytes for weight in self.weights)
-        self.bandwidth = bandwidth(self.weights, self.clock, self.options.repeats, self.options.warmup)
+        self.bandwidth = float("nan")
 
     def measure(
         self, ids: Sequence[int], settings: Sequence[CellSettings]
@@ -141,7 +148,10 @@ class Bench:
         selections, select_peaks = self._phase({cell: partial(self._cut, prefill, cell) for cell in settings})
         cells = [selections[cell].result for cell in settings]
         steps = {cell.settings: self._steps(prefill, [cell]) for cell in cells}
-        answers = self._turns({(cell, kind): step for cell in settings for kind, step in steps[cell].items()})
+        turns = {(cell, kind): step for cell in settings for kind, step in steps[cell].items()}
+        # The weights have a turn among the answers, so that what slows these slows their limit too.
+        answers = self._turns({READ: partial(read_once, self.weights), **turns})
+        self.bandwidth = self.weight_bytes / Spread.of(answers[READ].seconds).median
 
         rows, repeats = [], []
         for cell in cells:
@@ -154,7 +164,7 @@ class Bench:
             repeats.append((key.label, phases))
         self._compare(rows, cells, sum(view.keys.nbytes + view.values.nbytes for view in prefill.layers))
         together = shared | self._turns(self._steps(prefill, cells))
-        repeats.append((BATCH, together))
+        repeats += [(BATCH, together), ("weights", {READ: answers[READ]})]
         return pd.DataFrame(rows), pd.DataFrame([self._batch_row(cells, together)]), _repeats(repeats)
 
     def _phase(self, steps: Mapping[Any, Callable[[], Any]]) -> tuple[dict[Any, Measured], dict[Any, int | None]]:

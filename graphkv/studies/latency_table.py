@@ -87,11 +87,13 @@ def _together(row: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _protocol(facts: Mapping[str, Any]) -> str:
+    busy = " The machine was busy with other work: its times are not those of an idle one."
     return (
         f"{facts['model']}, {facts['threads']} threads on {facts['cpus']} CPUs (load average "
         f"{facts['load_before']:.1f} before the measurement); a prompt of {facts['prompt_tokens']} tokens. Medians "
         f"of {facts['repeats']} repeats with their quartiles, after {facts['warmup']} rounds of warm-up; in each round "
-        "every cell has its turn, and the device is waited for before each reading of the clock."
+        "every cell has its turn, and the device is waited for before each reading of the clock. Cells whose quartiles "
+        "overlap are not told apart." + (busy if facts["load_before"] > facts["cpus"] / 2 else "")
     )
 
 
@@ -103,7 +105,8 @@ def _notes(facts: Mapping[str, Any]) -> list[str]:
         f"Fixed length: {facts['new_tokens']} tokens, stop tokens off; a token's time is the answer's without the "
         "copy, over the tokens after the first, which the prefill gives.",
         f"Limit: {size / 1e6:,.1f} MB of weights and the kept cache, read once a token at {rate / 1e9:,.2f} GB/s, "
-        "which is what summing up every weight got. A share above 100 % means that decoding reads faster than that.",
+        "which is what summing up every weight got in the same rounds. A share above 100 % means that decoding reads "
+        "faster than that.",
         "By bytes at most: what they allow at batch 1, weights and full cache over weights and kept cache. A measured "
         "speed-up beyond it is noise, or work that is not reading.",
         f"Natural length: the model's stop tokens, at most {facts['longest']} tokens. The paper's Table 3 (p. 8; "

@@ -185,7 +185,7 @@ def _page(frame: pd.DataFrame, formulas: pd.DataFrame, shape: Shape, engine: Eng
         "A budget is spent a head: with @query_head, as in the paper's code base, the same budget takes as many times "
         "the memory as query heads share a KV head, and may exceed the full cache.",
         "The paper's Table 5 (p. 11) names 32 heads, head size 128 and BF16, but neither layers nor KV heads. With 32 "
-        "layers that is Llama-2-7B below, and four times what the other two models hold with KV heads. Its printed "
+        "layers that is Llama-2-7B above, and four times what the other two models hold with KV heads. Its printed "
         "sizes are not repeated here: without layers and KV heads they cannot be held against a formula.",
     ]
     return "\n\n".join(

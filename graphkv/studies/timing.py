@@ -105,18 +105,10 @@ def decode_weights(model: torch.nn.Module) -> list[torch.Tensor]:
     return [weight.data for weight in model.parameters() if tied or weight is not embedding]
 
 
-def bandwidth(weights: Sequence[torch.Tensor], clock: Clock, repeats: int, warmup: int) -> float:
-    """Bytes a second, the median: what reading the weights once, to sum each up, gets out of the memory.
-
-    No decode step that reads them can be much faster, whatever the cache.
-    """
-
-    def read() -> None:
-        for weight in weights:
-            weight.sum()
-
-    measured = take_turns({"read": read}, clock, repeats, warmup)["read"]
-    return sum(weight.nbytes for weight in weights) / Spread.of(measured.seconds).median
+def read_once(weights: Sequence[torch.Tensor]) -> None:
+    """Read every weight from memory, to sum it up: no decode step that reads them can be much faster."""
+    for weight in weights:
+        weight.sum()
 
 
 def memory_is(device: torch.device) -> str:

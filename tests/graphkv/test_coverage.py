@@ -76,6 +76,16 @@ def test_only_tokens_alike_in_keys_and_values_stand_for_each_other():
     torch.testing.assert_close(Kernel(keys, values, Selector(kernel="k")).between(a, b), torch.ones(2, 1, 2))
 
 
+def test_where_all_tokens_are_alike_each_stands_for_itself_only():
+    # Nothing is left of a feature without the head's mean, and nobody is more similar than the average.
+    scores, keys, values = torch.rand(2, 26), torch.ones(2, 30, 6), torch.ones(2, 30, 5)
+    every = torch.arange(30).expand(2, -1)
+    for center in ("mean", "baseline"):
+        selector = Selector("coverage", 1.0, center=center)
+        assert torch.equal(Kernel(keys, values, selector).between(every, every), torch.eye(30).expand(2, -1, -1))
+        assert torch.equal(select(scores, keys, values, selector, 12), keep(scores, 12, 30))
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 @settings(deadline=None, max_examples=25)
 @given(st.integers(0, 10**6), st.floats(0, 1), st.data())

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
-import graphkv.shards  # noqa: F401  submitit's logging set-up closes absl's stream: before a test captures it
 import run as entry
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from graphkv.studies.timing import Clock, Spread, bandwidth, decode_weights, memory_is, peak_bytes, take_turns
+from graphkv.studies.timing import Clock, Spread, decode_weights, memory_is, peak_bytes, take_turns
 
 CPU = torch.device("cpu")
 
@@ -68,13 +68,6 @@ def test_a_step_reads_an_embedding_only_if_it_is_the_output_too():
         model = LlamaForCausalLM(LlamaConfig(**sizes, tie_word_embeddings=tied))
         layers = sum(parameter.numel() for parameter in model.model.layers.parameters()) + 16
         assert sum(weight.numel() for weight in decode_weights(model)) == layers + 50 * 16
-
-
-def test_bandwidth_is_bytes_over_the_median_second():
-    weights, fake = [torch.ones(1000), torch.ones(500, dtype=torch.bfloat16)], Fake()
-    ticks = iter([0, 9, 10, 10.5, 20, 20.5, 30, 32])  # a warm-up of 9 s, then 0.5, 0.5 and 2 s
-    clock = Clock(CPU, now=lambda: next(ticks), wait=fake.clock.wait)
-    assert bandwidth(weights, clock, repeats=3, warmup=1) == 5000 / 0.5
 
 
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="needs Linux's resettable high-water mark")

@@ -13,7 +13,7 @@ function cardRows(cell, n, marks) {
   const facts = [["Kept", `${whole(kept)} of ${whole(n)} tokens a head (${percent(kept / n)})${range}`]];
   for (const { name, begin, end } of marks) {
     const counts = cell.keptCounts(rows);
-    facts.push([`Of the ${name}`, `${percent(sum(counts, begin, end) / (end - begin) / rows.length)} kept`]);
+    facts.push([name[0].toUpperCase() + name.slice(1), `${percent(sum(counts, begin, end) / (end - begin) / rows.length)} kept`]);
   }
   facts.push(["Similarity", `${decimals(cell.meanSimilarity(rows))} of kept keys`]);
   return [...scoreRows(cell.scores), ...facts];
@@ -29,7 +29,7 @@ function card(label, answer, rows) {
 /** A table with a row a layer; `columns` are names and functions of the layer. */
 function drawTable(table, layers, columns) {
   const heading = columns.map(([name]) => build("th", { textContent: name, scope: "col" }));
-  const lines = Array.from({ length: layers }, (_, layer) =>
+  const lines = range(0, layers).map((layer) =>
     build("tr", {}, ...columns.map(([, value], i) => build(i ? "td" : "th", { textContent: value(layer) }))),
   );
   table.replaceChildren(build("thead", {}, build("tr", {}, ...heading)), build("tbody", {}, ...lines));

@@ -29,6 +29,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from eval import tasks
@@ -194,7 +195,7 @@ def _values(override: Override) -> list[str]:
     return [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
 
 
-def _composed(overrides: Sequence[str]):
+def _composed(overrides: Sequence[str]) -> DictConfig:
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):
             return compose("config", overrides=list(overrides))
@@ -203,8 +204,8 @@ def _composed(overrides: Sequence[str]):
 
 
 def _sentence(error: Exception) -> str:
-    """The lines of a message in one."""
-    return " ".join(str(error).split())
+    """The lines of a message in one, without where Hydra looked for files."""
+    return " ".join(str(error).partition("Config search path")[0].split())
 
 
 def _prompt(options: argparse.Namespace, config: RunConfig, info: ModelInfo) -> Prompt:

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.colors import to_hex, to_rgb

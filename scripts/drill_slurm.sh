@@ -4,10 +4,10 @@
 #
 #     scripts/drill_slurm.sh [tiny|smollm2]
 #
-# First sweep: one shard is requeued in the middle, as by a preemption; the other gets the signal that SLURM sends before
-# a time limit, upon which submitit requeues it. Second sweep: a shard is cancelled; the command must say so and fail,
-# and the same command must then send that shard alone. What is started is stopped by its process id; all files are in
-# a temporary folder, save for Debian's slurm-wlm and munge, which are installed where they are missing.
+# First sweep: one shard is requeued in the middle, as by a preemption; the other gets the signal that SLURM sends
+# before a time limit, upon which submitit requeues it. Second sweep: a shard is cancelled; the command must say so and
+# fail, and the same command must then send that shard alone. What is started is stopped by its process id; all files
+# are in a temporary folder, save for Debian's slurm-wlm and munge, which are installed where they are missing.
 set -euo pipefail
 
 MODEL=${1:-tiny}
@@ -135,7 +135,7 @@ LAUNCHER=
 for shard in 0 1; do
     mapfile -t counts < <(to_do "$DIR/requeued" "${ARRAY}_$shard")
     echo "shard $shard, job ${ARRAY}_$shard: samples to do at each start: ${counts[*]}"
-    ((${#counts[@]} == 2 && 0 < counts[1] && counts[1] < counts[0])) || fail "shard $shard was not resumed in the middle"
+    ((${#counts[@]} == 2 && 0 < counts[1] && counts[1] < counts[0])) || fail "shard $shard did not resume in the middle"
 done
 
 run "$DIR/cancelled" "${SHARDS[@]}" &
@@ -146,7 +146,8 @@ scancel "${FIRST}_0"
 code=0
 wait "$LAUNCHER" || code=$?
 LAUNCHER=
-grep -q "job ${FIRST}_0 (shard 0 of 2) ended without a result" "$DIR/cancelled.log" || fail "a cancelled job was not reported"
+grep -q "job ${FIRST}_0 (shard 0 of 2) ended without a result" "$DIR/cancelled.log" ||
+    fail "a cancelled job was not reported"
 ((code == 1)) || fail "a command with a cancelled shard ended with exit code $code"
 (run "$DIR/cancelled" "${SHARDS[@]}") || fail "the second try: $(tail -n 20 "$DIR/cancelled.log")"
 grep -q "sent 1 of 2 shards" "$DIR/cancelled.log" || fail "the second try did more than what was missing"

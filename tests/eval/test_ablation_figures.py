@@ -187,6 +187,16 @@ def test_equal_scores_do_not_look_different():
     assert high - low >= 2
 
 
+def test_everything_lies_within_a_shared_scale():
+    # The first panel's paper differences need less room than those of others.
+    figure = ablation_figures.draw(built("fig6", spread=0.0, n=1))
+    for ax in figure.axes:
+        low, high = ax.get_ylim()
+        values = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in ax.lines])
+        assert np.isfinite(values).sum() >= 9
+        assert low < np.nanmin(values) and np.nanmax(values) < high
+
+
 @pytest.mark.parametrize("name", ["fig5", "fig6", "fig8"])
 def test_no_text_overlaps(name):
     figure = ablation_figures.draw(built(name, data="a_rather_long/folder name/of somebody"))

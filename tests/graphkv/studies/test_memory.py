@@ -75,6 +75,15 @@ def test_the_command_on_two_lengths(run, tmp_path):
     assert json.loads(found[".json"].read_text())["shape"]["kv_heads"] == 2
 
 
+def test_settings_name_the_files(run, tmp_path):
+    command = ["experiment=table5", "study.lengths=[300]", "study.budgets=[64]"]
+    first = run(*command, results=tmp_path).files
+    assert run(*command, results=tmp_path).files == first
+    for other in ("study.budgets=[65]", "scorer=h2o", "study.question=Who?"):
+        changed = run(*command[:2], *(command[2:] if "budgets" not in other else []), other, results=tmp_path).files
+        assert not set(changed.values()) & set(first.values())
+
+
 def test_a_budget_of_layers_of_its_own_is_shown_beside_the_formula(run, tmp_path):
     sizes = ["study.lengths=[1000]", "study.budgets=[128]"]
     done = run("experiment=table5", *sizes, "scorer=pyramidkv", "head_budget=ada", results=tmp_path)

@@ -13,7 +13,7 @@ MODEL ?= smollm2
 DATA ?= mini
 LIMIT ?= null
 
-.PHONY: help setup demo table1 fig4 fig5 fig6 fig8 table2 table6 ablations fig2 fig7 table3 table5 report test lint bench clean
+.PHONY: help setup demo table1 fig4 fig5 fig6 fig8 table2 table6 ablations fig2 fig7 table3 table5 fidelity explore report test lint bench clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -63,6 +63,12 @@ table3: $(READY)  ## Table 3: latency, with prefill, selection and decoding apar
 
 table5: $(READY)  ## Table 5: size of the cache by prompt length
 	$(BIN)/python run.py -m experiment=table5 model=$(MODEL)
+
+fidelity: $(READY)  ## Divergence from the full cache against the budget (LIMIT: of each kind of prompt)
+	$(BIN)/python run.py -m experiment=fidelity model=$(MODEL) limit=$(LIMIT)
+
+explore: $(READY)  ## A page that shows which tokens SnapKV keeps without and with the graph
+	$(BIN)/python -m graphkv.explore model=$(MODEL) +graphkv=off,on budget=256
 
 report: $(READY)  ## One page of everything in results: results/report/index.html
 	$(BIN)/python -m eval.report

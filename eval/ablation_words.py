@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from eval import table1_words as words
+from eval.cell_results import ModelResults, Tasks
 from eval.paper import SOURCES
-from eval.results import ModelResults, Tasks
 from eval.tables import MISSING
 
 if TYPE_CHECKING:

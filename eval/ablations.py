@@ -17,11 +17,11 @@ import pandas as pd
 
 from eval import ablation_words as words
 from eval.averages import mean_of_tasks, task_score
+from eval.cell_results import CellResult, ModelResults, Tasks, achieved, base_of, by_task, changes, complete, finished
 from eval.errors import UserError
 from eval.metrics import TASKS
 from eval.paper import ablation as printed
 from eval.records import key_of
-from eval.results import CellResult, ModelResults, Tasks, achieved, base_of, by_task, changes, complete, finished
 from eval.stats import RESAMPLES, Comparison, compare, corrected
 from eval.table1_words import bracketed, order
 from eval.table1_words import name as cell_name

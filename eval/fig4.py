@@ -10,10 +10,10 @@ from typing import Any
 import pandas as pd
 
 from eval import table1_words as words
+from eval.cell_results import base_of
 from eval.figures import Panels, needle_heatmap
 from eval.paper import SOURCES, ablation
 from eval.records import write_atomically
-from eval.results import base_of
 from eval.stats import RESAMPLES, Comparison, compare, corrected
 from eval.tables import MISSING
 

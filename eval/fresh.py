@@ -11,7 +11,7 @@ import re
 import sysconfig
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 from eval.errors import UserError
@@ -123,8 +123,7 @@ def make(kind: str, number: int, seed: int, prose: str, cut: Callable[[str, int]
     if kind == "code":
         text = _code(rng, number)
         return Fresh(cut(text, tokens), rng.choice(_CODE_ASKS))
-    starts = [match.end() + 1 for match in _SENTENCE_END.finditer(prose)]
-    start = rng.choice(starts)
+    start = rng.choice(_starts(prose))
     text = cut(prose[start:] + "\n\n" + prose[:start], tokens)
     if kind == "prose":
         return Fresh(text, rng.choice(_PROSE_ASKS))
@@ -135,6 +134,11 @@ def make(kind: str, number: int, seed: int, prose: str, cut: Callable[[str, int]
     depth = rng.uniform(0.05, 0.95) * len(text)
     place = min(ends, key=lambda end: abs(end - depth))
     return Fresh(f"{text[:place]} {fact}{text[place:]}", question, fact, answer)
+
+
+@lru_cache(maxsize=1)  # a haystack of megabytes serves all prompts
+def _starts(prose: str) -> list[int]:
+    return [match.end() + 1 for match in _SENTENCE_END.finditer(prose)]
 
 
 def _code(rng: random.Random, number: int) -> str:

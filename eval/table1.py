@@ -13,11 +13,11 @@ from typing import Any
 
 from eval import table1_words as words
 from eval.averages import mean_of_tasks, task_score
+from eval.cell_results import CellResult, ModelResults, achieved, base_of, by_task, changes, complete, finished
 from eval.errors import UserError
 from eval.metrics import LONGBENCH, TASKS
 from eval.paper import BUDGET, PaperRow
 from eval.paper import table1 as paper_rows
-from eval.results import CellResult, ModelResults, achieved, base_of, by_task, changes, complete, finished
 from eval.stats import RESAMPLES, Comparison, Difference, compare, corrected, paired_difference
 from eval.table1_words import AVERAGE, USUAL
 

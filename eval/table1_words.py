@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from eval.cell_results import CellResult, ModelResults, Tasks, finished
 from eval.longbench import ROWS
 from eval.metrics import LONGBENCH_E
 from eval.paper import printed_average_differs
-from eval.results import CellResult, ModelResults, Tasks, finished
 from eval.tables import MISSING
 
 if TYPE_CHECKING:
@@ -79,7 +79,13 @@ def name(cell: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) -> str:
 
 def varying_settings(cell: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Settings of a cell, such as its budget, that are not the same in all of `cells` that have a budget."""
-    return {key: cell[key] for key in _settings(cell) if _varies(key, _compressed(cells))}
+    compressed, shown = _compressed(cells), {}
+    for key in _settings(cell):
+        having = [other for other in compressed if key in other]
+        # A bias or selector is named only in cells that have one, and its options where they differ among those.
+        if _varies(key, having) or (len(having) < len(compressed) and key in ("bias", "selector")):
+            shown[key] = cell[key]
+    return shown
 
 
 def _settings(cell: Mapping[str, Any]) -> list[str]:

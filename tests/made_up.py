@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from eval.results import CellResult, ModelResults
+from eval.cell_results import CellResult, ModelResults
 
 GRAPH = {"source_ratio": 0.3, "neighbors": "auto3", "rounds": 1, "edge": "kk", "signal": "decay"}
 OPTIONS = {

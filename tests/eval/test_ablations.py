@@ -13,8 +13,8 @@ from made_up import FIG5, cell_of, cells_of, results
 
 from eval import ablation_tables, ablations
 from eval.averages import mean_of_tasks
+from eval.cell_results import ModelResults
 from eval.errors import UserError
-from eval.results import ModelResults
 from eval.stats import holm, paired_difference
 
 QA = ["narrativeqa", "qasper", "multifieldqa_en", "hotpotqa", "2wikimqa", "musique"]

@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 from hydra import compose, initialize_config_dir
 
-from eval import results_cli as results
+from eval import results
 from eval.records import MANIFEST, RECORDS, CellStore
 from graphkv import grid
 from graphkv.config import CONF, parse
@@ -465,7 +465,7 @@ def test_gc_asks(capsys, tmp_path, shelf, monkeypatch, typed, goes):
 
 
 def test_gc_without_a_terminal_removes_nothing(tmp_path, shelf):
-    command = [sys.executable, "-m", "eval.results_cli", "gc", str(tmp_path), "--where", "scorer=h2o"]
+    command = [sys.executable, "-m", "eval.results", "gc", str(tmp_path), "--where", "scorer=h2o"]
     done = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr.startswith("error: 2 folders, ") and "nothing is removed" in done.stderr

@@ -4,8 +4,8 @@
 
 Layers are random: SmolLM2's shape (9 query and 3 KV heads of size 64) at each length, and Llama-3-8B's (32 and 8
 of size 128) at 8,000 and 32,000 tokens with --llama. `--prefill` also times the embedded model's prefill at the same
-lengths and shows each step of its 30 layers as a share of it. MiB is what a step's first run takes beyond the layer: the
-process's peak of resident memory, which Linux lets one reset, over what was resident before it.
+lengths and shows each step of its 30 layers as a share of it. MiB is what a step's first run takes beyond the layer:
+the process's peak of resident memory, which Linux lets one reset, over what was resident before it.
 """
 
 from __future__ import annotations

@@ -89,9 +89,9 @@ def _together(row: Mapping[str, Any]) -> dict[str, str]:
 def _protocol(facts: Mapping[str, Any]) -> str:
     busy = " The machine was busy with other work: its times are not those of an idle one."
     return (
-        f"{facts['model']}, {facts['threads']} threads on {facts['cpus']} CPUs (load average "
-        f"{facts['load_before']:.1f} before the measurement); a prompt of {facts['prompt_tokens']} tokens. Medians "
-        f"of {facts['repeats']} repeats with their quartiles, after {facts['warmup']} rounds of warm-up; in each round "
+        f"{facts['model']}; threads: {facts['threads']}, CPUs: {facts['cpus']}, load average before the measurement: "
+        f"{facts['load_before']:.1f}; a prompt of {facts['prompt_tokens']} tokens. Medians "
+        f"of {facts['repeats']} repeats with their quartiles, after {facts['warmup']} for warm-up; in each round "
         "every cell has its turn, and the device is waited for before each reading of the clock. Cells whose quartiles "
         "overlap are not told apart." + (busy if facts["load_before"] > facts["cpus"] / 2 else "")
     )

@@ -101,7 +101,7 @@ def test_the_table_says_what_its_numbers_are(bench, tiny):
     facts = {**bench.facts(300), "cpus": 4, "load_before": 0.5}
     page = latency_table.as_markdown(cells, batch, facts)
     assert "busy" not in page and "busy" in latency_table.as_markdown(cells, batch, {**facts, "load_before": 3.0})
-    assert "Medians of 3 repeats with their quartiles, after 1 rounds of warm-up" in page
+    assert "Medians of 3 repeats with their quartiles, after 1 for warm-up" in page
     assert "a method that answers in fewer tokens looks faster" in page
     alone, limits, natural, together = (part.splitlines() for part in page.split("\n## ")[1:5])
     assert next(line for line in natural if "snapkv-64 |" in line).endswith("| 5.474 |")

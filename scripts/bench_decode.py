@@ -48,17 +48,18 @@ def main() -> None:
     """Run the comparison and print it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--dtype", default="float32", help="in half precision batch and solo may part ways at a tie")
     parser.add_argument("--prompt", type=int, default=2000, help="prompt tokens")
     parser.add_argument("--tokens", type=int, default=64, help="new tokens a cell, stop tokens off")
     parser.add_argument("--repeat", type=int, default=3)
     options = parser.parse_args()
 
-    engine = graphkv.Engine.from_pretrained(options.model)
+    engine = graphkv.Engine.from_pretrained(options.model, dtype=options.dtype)
     text = "\n\n".join(file.read_text(encoding="utf-8") for file in sorted(ESSAYS.glob("*.txt")))
     prompt = engine.prefill(engine.tokenizer(text)["input_ids"][: options.prompt])
     cells = cells_of(engine, prompt)
     select = sum(cell.seconds for cell in cells)
-    print(f"{options.model}: {prompt.n} prompt tokens, {len(cells)} cells, {options.tokens} new tokens each")
+    print(f"{options.model}, {options.dtype}: {prompt.n} prompt tokens, {len(cells)} cells, {options.tokens} new tokens each")
     print(f"prefill {prompt.seconds:.2f} s; scoring, graph and selection of all cells {select:.2f} s")
 
     times: dict[str, list[float]] = {"batch": [], "solo": []}

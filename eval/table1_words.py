@@ -45,6 +45,15 @@ SCORERS: Mapping[str, str] = {
     "pyramidkv": "PyramidKV",
     "h2o": "H2O",
     "cake": "CAKE",
+    "streamingllm": "StreamingLLM",
+    "tova": "TOVA",
+    "keydiff": "KeyDiff",
+    "lagkv": "LagKV",
+    "expected_attention": "ExpectedAttention",
+    "rkv": "R-KV",
+    "spankv": "SpanKV",
+    "random": "Random",
+    "oracle": "Oracle",
 }
 """Names in rows, in the order of rows; others follow under their own."""
 

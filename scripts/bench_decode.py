@@ -59,7 +59,8 @@ def main() -> None:
     prompt = engine.prefill(engine.tokenizer(text)["input_ids"][: options.prompt])
     cells = cells_of(engine, prompt)
     select = sum(cell.seconds for cell in cells)
-    print(f"{options.model}, {options.dtype}: {prompt.n} prompt tokens, {len(cells)} cells, {options.tokens} new tokens each")
+    model = f"{options.model}, {options.dtype}"
+    print(f"{model}: {prompt.n} prompt tokens, {len(cells)} cells, {options.tokens} new tokens each")
     print(f"prefill {prompt.seconds:.2f} s; scoring, graph and selection of all cells {select:.2f} s")
 
     times: dict[str, list[float]] = {"batch": [], "solo": []}

@@ -329,13 +329,13 @@ def test_rows_are_named_by_what_sets_them_apart():
         "SnapKV (kernel 5, budget 512)",
         "SnapKV (pooling max, budget 512)",
         "CAKE (budget 128)",
-        "lagkv (budget 512)",
+        "LagKV (budget 512)",
     ]
 
 
 def test_options_of_another_scorer_are_named_where_they_vary():
     rows = table_of(results(cells=[cell_of("lagkv", lag=lag) for lag in (128, 64)])).blocks["smollm2"]
-    assert [row.name for row in rows] == ["lagkv (lag 64)", "lagkv (lag 128)"]
+    assert [row.name for row in rows] == ["LagKV (lag 64)", "LagKV (lag 128)"]
 
 
 def test_each_graph_variant_is_compared_with_the_one_base():

@@ -24,7 +24,7 @@ from eval.samples import Encoded, Sample, Task
 VERSION = 1
 """Of the definitions in `graphkv.fidelity`: a change makes new records."""
 
-SOURCES = ("fresh", "needle", "longbench", "texts")
+SOURCES = ("fresh", "needle", "mini", "longbench", "texts")
 _CONTEXT_GAP = "\n\n"
 
 
@@ -45,8 +45,13 @@ class FidelityConfig:
     texts
         `folder` of .txt files, `question` (null: the text goes on), `tokens` of context, and `given`: whether the
         text itself is the continuation.
-    needle, longbench
-        Configurations of these tasks; their prompts are taken, and their scores are not.
+    needle
+        Configuration of that task; its prompts are taken, and its scores are not.
+    longbench
+        The same, and of each of its tasks the first `per_task` prompts (null: all) of at most `max_tokens` tokens
+        (null: any length).
+    mini
+        `tasks` and `per_task` of the short rows that are made on the spot in LongBench's formats (`eval.mini`).
     """
 
     name: str = "fidelity"
@@ -57,6 +62,7 @@ class FidelityConfig:
     texts: Mapping[str, Any] = field(default_factory=dict)
     needle: Mapping[str, Any] = field(default_factory=dict)
     longbench: Mapping[str, Any] = field(default_factory=dict)
+    mini: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for source in self.prompts:
@@ -145,17 +151,52 @@ def build(
         if source == "needle":
             inner: Task = needle.build(checked.needle, tokenizer, max_positions, limit)
             take(inner.samples, inner.identity, inner.encode)
-        elif source == "longbench":
+        elif source in ("mini", "longbench"):
             profile = protocols.parse(protocol)
-            options = {"model_stop_ids": stop_ids, "limit": limit, "partial": partial}
-            inner = longbench.build(checked.longbench, tokenizer, profile, family, max_positions, **options)
-            take(inner.samples, inner.identity, inner.encode)
+            options = {"model_stop_ids": stop_ids, "family": family, "max_positions": max_positions}
+            take(*_rows(source, checked, tokenizer, profile, limit, partial, options))
         elif source == "fresh":
             take(*_fresh(checked, tokenizer, limit))
         else:
             take(*_texts(checked, tokenizer, limit))
     facts = {"data": "+".join(checked.prompts), "data_hash": _sha256(identity)}
     return FidelityTask(checked.name, samples, identity, facts, encoders, tokenizer, checked.output_error)
+
+
+def _rows(
+    source: str,
+    config: FidelityConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    profile: protocols.ProtocolProfile,
+    limit: int | None,
+    partial: bool,
+    options: Mapping[str, Any],
+):
+    """Samples, identity and encoder of LongBench's rows, or of those that are made in their formats."""
+    mine = dict(config.longbench)
+    max_tokens, per_task = mine.pop("max_tokens", None), mine.pop("per_task", None)
+    if source == "mini":
+        _only(config.mini, "mini", ("tasks", "per_task"))
+        mine |= {"data": "mini", "tasks": config.mini["tasks"]}
+        max_tokens, per_task = None, config.mini["per_task"]
+    elif mine["data"] == "mini":
+        raise UserError("task fidelity: longbench.data is mini; say task.prompts=[mini] for these")
+    # With a longest prompt, which rows are the first ones shows when they are read.
+    partial = partial or per_task is not None or max_tokens is not None
+    inner = longbench.build(mine, tokenizer, profile, **options, partial=partial)
+    wanted = min((n for n in (per_task, limit) if n is not None), default=None)
+    samples = []
+    for task in mine["tasks"]:
+        found = 0
+        for sample in (sample for sample in inner.samples if sample.task == task):
+            if found == wanted:
+                break
+            if max_tokens is None or inner.encode(sample).n_raw <= max_tokens:
+                name = f"{source}-{task}"
+                samples.append(replace(sample, task=name, id=f"{source}-{sample.id}"))
+                found += 1
+    identity = {f"{source}-{task}": facts for task, facts in inner.identity.items()}
+    return samples, identity, lambda sample: inner.encode(replace(sample, task=sample.task.removeprefix(f"{source}-")))
 
 
 def _fresh(config: FidelityConfig, tokenizer: PreTrainedTokenizerBase, limit: int | None):

@@ -114,8 +114,14 @@ def _values(found: CellResult, result: ModelResults) -> dict[str, list[float]]:
         record = found.records.get(sample, {})
         if record.get("status") != "ok":
             return {}
-        values.setdefault(kind, []).append(record["scores"]["kl"])
+        values.setdefault(_kind(kind), []).append(record["scores"]["kl"])
     return values
+
+
+def _kind(task: str) -> str:
+    """The kind of prompt as printed: a fresh one's, or all of LongBench and all rows in its formats as one each."""
+    source, _, rest = task.partition("-")
+    return {"fresh": rest, "mini": source, "longbench": source}.get(source, task)
 
 
 def _base(found: CellResult, result: ModelResults) -> CellResult | None:
@@ -187,7 +193,7 @@ def as_markdown(rows: Sequence[FidelityRow], caption: str) -> str:
     """The table for people."""
     kinds = list(dict.fromkeys(kind for row in rows for kind in row.by_kind))
     head = ["cell", "kept", "KL [95 %]", f"Δ to {words.SCORERS[BASE]}", "Δ of GraphKV", "same token", "kept mass"]
-    head += [kind.removeprefix("fresh-") for kind in kinds] if len(kinds) > 1 else []
+    head += kinds if len(kinds) > 1 else []
     lines = ["| " + " | ".join(head) + " |", "| --- |" + " ---: |" * (len(head) - 1)]
     for row in rows:
         cells = [
@@ -236,8 +242,8 @@ def caption_of(result: ModelResults, rows: Sequence[FidelityRow]) -> str:
     """What a reader must know."""
     kinds: dict[str, int] = {}
     for _, kind in result.samples:
-        kinds[kind] = kinds.get(kind, 0) + 1
-    counts = ", ".join(f"{count} {kind.removeprefix('fresh-')}" for kind, count in kinds.items())
+        kinds[_kind(kind)] = kinds.get(_kind(kind), 0) + 1
+    counts = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
     compared = sum(found is not None for row in rows for found in (row.to_base, row.to_plain))
     return (
         f"{result.model}, {result.facts['dtype']}. KL(full ‖ cell) of the next-token distribution in nats, "

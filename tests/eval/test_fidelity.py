@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import numpy as np
@@ -10,13 +11,14 @@ import pytest
 import yaml
 from scipy.stats import bootstrap
 
-from eval import fidelity, fidelity_table, fresh, needle
+from eval import fidelity, fidelity_table, fresh, mini, needle
 from eval.cell_results import CellResult, ModelResults
 from eval.errors import UserError
 from graphkv.config import CONF, cell_settings
 from graphkv.models import byte_tokenizer
 
 PROSE = needle.read_haystack()
+LONGBENCH = {"name": "longbench", "data": "mini", "tasks": ["trec"], "hub": {}}
 PROTOCOL = yaml.safe_load((CONF / "protocol/official.yaml").read_text(encoding="utf-8"))
 
 
@@ -65,17 +67,33 @@ def test_code_is_the_standard_librarys():
 def test_samples_of_all_sources_are_encoded_by_their_source():
     task = built(
         limit=1,
-        prompts=["fresh", "needle", "longbench"],
+        prompts=["fresh", "needle", "mini"],
         max_new_tokens=7,
         fresh={"kinds": ["word"], "tokens": 300},
         needle={"lengths": [600]},
-        longbench={"name": "longbench", "data": "mini", "tasks": ["trec"], "hub": {}},
+        mini={"tasks": ["trec"], "per_task": 2},
+        longbench=LONGBENCH,
     )
-    assert [sample.task for sample in task.samples] == ["fresh-word", "needle", "trec"]
-    assert set(task.identity) == {"fresh-word", "needle", "trec"}
+    assert [sample.task for sample in task.samples] == ["fresh-word", "needle", "mini-trec"]
+    assert set(task.identity) == {"fresh-word", "needle", "mini-trec"}
     for sample in task.samples:
         assert sample.max_new_tokens == 7 and len(task.encode(sample).ids) > 100
     assert len(task.encode(task.samples[1]).ids) == 600
+
+
+def test_longbench_rows_are_the_first_that_are_short_enough(tmp_path):
+    rows = [dict(row) for row in mini.rows("qasper")[:4]]
+    rows[0]["context"] *= 9
+    (tmp_path / "qasper.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    here = {**LONGBENCH, "data": str(tmp_path), "tasks": ["qasper"]}
+    every = built(prompts=["longbench"], longbench={**here, "max_tokens": 10**6})
+    sizes = [every.encode(sample).n_raw for sample in every.samples]
+    assert len(sizes) == 4 and sizes[0] > max(sizes[1:])
+    some = built(prompts=["longbench"], longbench={**here, "per_task": 2, "max_tokens": max(sizes[1:])})
+    assert [sample.id for sample in some.samples] == [sample.id for sample in every.samples[1:3]]
+    assert {sample.task for sample in some.samples} == set(some.identity) == {"longbench-qasper"}
+    with pytest.raises(UserError, match="prompts=.mini."):
+        built(prompts=["longbench"], longbench=LONGBENCH)
 
 
 def test_the_key_of_a_record_knows_seed_length_and_texts_but_not_how_many():

@@ -79,6 +79,7 @@ class CellStore:
         self.key = key_of(self.identity)
         self.folder = root / f"{re.sub(r'[^A-Za-z0-9._+=-]+', '_', label)}-{self.key[:12]}"
         self.records: dict[str, dict[str, Any]] = {}
+        self.runs: dict[str, dict[str, Any]] = {}  # what produced records, by the name that these give
         self._part = "" if shard is None else f"-{shard[0]}of{shard[1]}"
         self._siblings = "" if shard is None else f"of{shard[1]}-{cut}"  # how the locks of this cut's shards end
         self._lock = FileLock(self.folder / (_LOCK if shard is None else f"{_LOCK}-{shard[0]}{self._siblings}"))
@@ -174,6 +175,7 @@ class CellStore:
                 if made_by not in manifest["runs"]:
                     manifest["runs"].append(made_by)
                     write_atomically(path, json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
+                self._know(manifest)
         except OSError as error:
             raise UserError(f"cannot write results to {path}: {error.strerror}") from error
 
@@ -181,8 +183,13 @@ class CellStore:
         path = self.folder / MANIFEST
         if not path.exists():
             return
-        if key_of(read_manifest(path)["identity"]) != self.key:
+        manifest = read_manifest(path)
+        if key_of(manifest["identity"]) != self.key:
             raise UserError(f"{path} describes another cell: move {self.folder} away, or use another results_dir")
+        self._know(manifest)
+
+    def _know(self, manifest: Mapping[str, Any]) -> None:
+        self.runs = {run["run"]: run for run in manifest["runs"] if isinstance(run, dict) and "run" in run}
 
 
 def _held(path: Path) -> bool:

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import AttentionInterface, PreTrainedModel
 
 from eval.errors import UserError
 
@@ -53,12 +53,7 @@ def attention(
     return output.transpose(1, 2).contiguous(), None
 
 
-def no_mask(**kwargs: object) -> None:
-    """Mask function twin: the states know which key each query may see, so no mask is built."""
-    return None
-
-
-def forward(model: PreTrainedModel, ids: Tensor, start: int, state: State, last: int = 1) -> Tensor:
+def forward(model: PreTrainedModel, ids: Tensor, start: int | Tensor, state: State, last: int = 1) -> Tensor:
     """Run `model` over new tokens.
 
     Parameters
@@ -68,7 +63,7 @@ def forward(model: PreTrainedModel, ids: Tensor, start: int, state: State, last:
     ids
         [batch, q] token ids, int64, on the model's device.
     start
-        True position of the first of them, the same for every row.
+        True position of the first of them, the same for every row; a [1, 1] int64 tensor where it must not be fixed.
     state
         Supplies attention; see the module docstring.
     last
@@ -79,9 +74,10 @@ def forward(model: PreTrainedModel, ids: Tensor, start: int, state: State, last:
     Tensor
         [batch, last, vocabulary] logits in the model's dtype.
     """
-    positions = torch.arange(start, start + ids.shape[1], device=ids.device).expand(ids.shape)
+    positions = (torch.arange(ids.shape[1], device=ids.device) + start).expand(ids.shape)
     return model(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=last, kv_state=state).logits
 
 
+# Without a mask function of this name transformers builds no mask, which would cost a host sync a forward: the states
+# know which key each query may see.
 AttentionInterface.register(NAME, attention)
-AttentionMaskInterface.register(NAME, no_mask)

@@ -122,7 +122,12 @@ class CellSettings:
     @property
     def needs(self) -> scorers.Needs:
         """What must be recorded of a prompt for this cell."""
-        needs = self.scorer.needs | correction.needs(self.bias)
+        return self.scorer.needs | self.needs_beside_scores
+
+    @property
+    def needs_beside_scores(self) -> scorers.Needs:
+        """What must be there of a prompt once its tokens are scored."""
+        needs = correction.needs(self.bias)
         return needs if self.graph is None else needs | self.graph.needs
 
     @property
@@ -188,11 +193,14 @@ class DecodeConfig:
     evict_every
         Cut cells back to their budget after every so many tokens of the answer, for methods that are defined so;
         None evicts after the prefill only.
+    cuda_graph
+        On one GPU, replay the decode step as a CUDA graph; False launches each of its kernels.
     """
 
     mode: str = "batch"
     max_cells: int = 32
     evict_every: int | None = None
+    cuda_graph: bool = True
 
     def __post_init__(self) -> None:
         if self.mode not in ("batch", "solo"):
@@ -201,6 +209,8 @@ class DecodeConfig:
             raise ValueError(f"max_cells must be 1 or more, not {self.max_cells}")
         if self.evict_every is not None and self.evict_every < 1:
             raise ValueError(f"evict_every must be 1 or more tokens or null, not {self.evict_every}")
+        if not isinstance(self.cuda_graph, bool):
+            raise ValueError(f"cuda_graph must be true or false, not {self.cuda_graph!r}")
 
 
 @dataclass(frozen=True)
@@ -236,6 +246,7 @@ class RunConfig:
     partial: bool
     artifact: str | None = None
     on_error: str = "continue"
+    force: bool = False
     study: Mapping[str, Any] | None = None
 
 
@@ -328,8 +339,8 @@ def cell_settings(
 
 
 _TOP = (
-    "artifact bias budget decode fold granularity graphkv head_budget head_floor limit model name on_error partial "
-    "prefill protocol results_dir scorer selector shards study task"
+    "artifact bias budget decode fold force granularity graphkv head_budget head_floor limit model name on_error "
+    "partial prefill protocol results_dir scorer selector shards study task"
 ).split()
 
 
@@ -352,8 +363,9 @@ def parse(config: DictConfig) -> RunConfig:
     limit = values["limit"]
     if limit is not None and (not isinstance(limit, int) or limit < 1):
         raise UserError(f"limit must be a positive number of samples or null, not {limit!r}")
-    if not isinstance(values["partial"], bool):
-        raise UserError(f"partial must be true or false, not {values['partial']!r}")
+    for switch in ("partial", "force"):
+        if not isinstance(values[switch], bool):
+            raise UserError(f"{switch} must be true or false, not {values[switch]!r}")
     run = RunConfig(
         model=build(ModelConfig, values["model"], "model"),
         cell=cell_settings(
@@ -378,6 +390,7 @@ def parse(config: DictConfig) -> RunConfig:
         partial=values["partial"],
         artifact=values["artifact"],
         on_error=values["on_error"],
+        force=values["force"],
         study=values["study"],
     )
     if run.on_error not in ("continue", "stop"):

@@ -5,15 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from graphkv import fixed_step
 from graphkv.attention import forward
-from graphkv.cache import Kept, Policy, RaggedCache
+from graphkv.cache import RaggedCache
 from graphkv.correction import Correction
+from graphkv.decode_eviction import Policy
+from graphkv.fixed_step import FixedStep
+from graphkv.groups import Kept
 from graphkv.prefill import Prefill, synchronize
+
+_SHRINK = 0.5  # with a fixed step, rows that are done leave when no more than this share goes on
 
 
 @dataclass
@@ -50,6 +57,7 @@ def greedy(
     policies: Sequence[Policy | None] | None = None,
     evict_every: int | None = None,
     corrections: Sequence[Correction | None] | None = None,
+    cuda_graph: bool = True,
 ) -> list[Generation]:
     """Decode the rows of a batch greedily; a row leaves the batch at its stop token.
 
@@ -74,6 +82,9 @@ def greedy(
         After every so many appended tokens, rows with a policy are cut back to their budget; None never.
     corrections
         What is added to the attention of each row, or None.
+    cuda_graph
+        Replay the step as a CUDA graph where that is possible. Rows then leave the batch when half of them are done:
+        each change of shape is recorded anew.
 
     Returns
     -------
@@ -86,36 +97,45 @@ def greedy(
     begin = time.perf_counter()
     stop = torch.tensor(sorted(stop_ids), dtype=torch.int64, device=prefill.device)
     cache = RaggedCache(prefill, kept, max_new_tokens - 1, policies if evict_every else None, corrections)
-    active = list(range(len(kept)))
+    fixed = cuda_graph and fixed_step.possible(model, cache, cache.capacity)
+    step = FixedStep(model, cache) if fixed else partial(_step, model, cache)
+    rows = list(range(len(kept)))  # of the batch, as numbers of results
+    active = rows
     logits = prefill.logits.expand(len(kept), -1)
-    while True:
-        if len(results[active[0]].ids) < min_new_tokens:
+    for written in range(1, max_new_tokens + 1):
+        if written <= min_new_tokens:
             logits = logits.index_fill(-1, stop, float("-inf"))
         tokens = logits.argmax(-1).tolist()  # the step's one host sync
         now = time.perf_counter()
-        for row, token in zip(active, tokens, strict=True):
+        for row, token in zip(rows, tokens, strict=True):
             result = results[row]
+            if result.finish == "stop":
+                continue
             result.ids.append(token)
             result.seconds += (now - begin) / len(active)
             if token in stop_ids:
                 result.finish = "stop"
         begin = now
-        if len(results[active[0]].ids) == max_new_tokens:
+        active = [row for row in active if results[row].finish != "stop"]
+        if written == max_new_tokens or not active:
             break
-        staying = [slot for slot, row in enumerate(active) if results[row].finish != "stop"]
-        if not staying:
-            break
-        if len(staying) < len(active):
+        if len(active) <= len(rows) * (_SHRINK if fixed else 1) and len(active) < len(rows):
+            staying = [slot for slot, row in enumerate(rows) if results[row].finish != "stop"]
             cache.keep_rows(staying)
-            active = [active[slot] for slot in staying]
-            tokens = [tokens[slot] for slot in staying]
-        ids = torch.tensor(tokens, device=prefill.device)[:, None]
-        logits = forward(model, ids, cache.position, cache)[:, -1].float()
-        cache.advance(1)
+            rows, tokens = active, [tokens[slot] for slot in staying]
+        logits = step(tokens)
         if evict_every and cache.appended % evict_every == 0:
             cache.trim()
     synchronize(prefill.device)
     return results
+
+
+def _step(model: PreTrainedModel, cache: RaggedCache, tokens: Sequence[int]) -> Tensor:
+    """Logits [rows, vocabulary] float32 of the next token of every row, from the tokens that rows wrote last."""
+    ids = torch.tensor(tokens, device=model.get_input_embeddings().weight.device)[:, None]
+    logits = forward(model, ids, cache.position, cache)[:, -1].float()
+    cache.advance(1)
+    return logits
 
 
 def solo(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import or_
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +15,17 @@ from torch import Tensor
 
 from eval.errors import UserError
 from graphkv import budgets, coverage, decode
-from graphkv.cache import Kept, Policy
 from graphkv.config import CellSettings, cell_settings, model_preset
 from graphkv.correction import Correction, correct
 from graphkv.decode import Generation
+from graphkv.decode_eviction import Policy
 from graphkv.graph import rerank_layer
+from graphkv.groups import Kept
 from graphkv.models import LoadedModel, inspect, load
 from graphkv.prefill import Prefill, prefill, synchronize
+from graphkv.scoring import WhileReading, check_needs, key_of, scores_of, view_of
 from graphkv.selection import keep
-from scorers import LayerView, Needs, Scorer
+from scorers import LayerView, Needs
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,7 @@ class Engine:
         window: int = 64,
         needs: Needs | None = None,
         chunk: int | None = None,
+        cells: Sequence[CellSettings] | None = None,
     ) -> Prefill:
         """Read a prompt through full attention.
 
@@ -123,6 +128,9 @@ class Engine:
             What scorers need that look at more than keys, values and the window, such as `scorers.get("h2o")().needs`.
         chunk
             Tokens read at a time, None for all at once; the result is the same.
+        cells
+            If given, no other cells will be cut: what they `need` is recorded, and what grows with the prompt (all its
+            queries, the attention mass) is scored and freed layer by layer as the prompt is read, where they allow it.
 
         Raises
         ------
@@ -138,8 +146,9 @@ class Engine:
                 "positions for prompt and answer: shorten it"
             )
         backend = self.info.config.attention
-        needs = Needs(queries=window) | (needs or Needs())
-        return prefill(self.model, ids, needs, backend=backend, chunk=chunk)
+        needs = reduce(or_, (settings.needs for settings in cells or ()), Needs(queries=window) | (needs or Needs()))
+        early = None if cells is None else WhileReading(cells, Needs(queries=window), len(ids))
+        return prefill(self.model, ids, needs, backend=backend, chunk=chunk, early=early)
 
     def look_ahead(
         self, prefill: Prefill, max_new_tokens: int, stop_ids: Collection[int] | None = None, min_new_tokens: int = 0
@@ -172,14 +181,14 @@ class Engine:
         begin = time.perf_counter()
         scorer, n = settings.scorer, prefill.n
         if n > budgets.resolve(settings.budget, n, scorer.window):
-            _check_needs(prefill, scorer)
+            check_needs(prefill, settings)
         per_layer = budgets.per_layer(scorer, settings.budget, n, prefill.layers)
         for layer in scorer.skip_layers:
             if layer < len(per_layer):
                 per_layer[layer] = n
-        scores = [None] * len(per_layer) if min(per_layer) == n else _scores(prefill, settings)
+        scores = [None] * len(per_layer) if min(per_layer) == n else scores_of(prefill, settings)
         kept = [
-            _keep(_view(view, settings), score, settings, budget)
+            _keep(view_of(view, settings.granularity), score, settings, budget)
             for view, score, budget in zip(prefill.layers, scores, per_layer, strict=True)
         ]
         size = sum(
@@ -188,10 +197,11 @@ class Engine:
         )
         correction = None
         if settings.bias != "none":
-            views = [_view(view, settings) for view in prefill.layers]
+            views = [view_of(view, settings.granularity) for view in prefill.layers]
             correction = correct(views, kept, settings.bias, settings.fold)
         synchronize(prefill.device)
-        return Cell(settings, kept, size, time.perf_counter() - begin, correction)
+        seconds = time.perf_counter() - begin + prefill.scoring.seconds.pop(key_of(settings), 0.0)
+        return Cell(settings, kept, size, seconds, correction)
 
     def generate(self, prefill: Prefill, cells: Sequence[Cell], max_new_tokens: int = 64) -> list[str]:
         """Answers of `cells`, one text each; stops at the model's own stop tokens."""
@@ -209,6 +219,7 @@ class Engine:
         mode: str = "batch",
         beyond_positions: bool = False,
         evict_every: int | None = None,
+        cuda_graph: bool = True,
     ) -> list[Generation]:
         """Token ids that `cells` write, greedily.
 
@@ -231,6 +242,8 @@ class Engine:
         evict_every
             After every so many tokens, cut cells back to their budget, by what their scorers say of the cache as it
             is then; None evicts after the prefill only.
+        cuda_graph
+            See `graphkv.decode.greedy`.
 
         Raises
         ------
@@ -253,6 +266,7 @@ class Engine:
             min_new_tokens=min_new_tokens,
             policies=policies,
             evict_every=evict_every,
+            cuda_graph=cuda_graph,
             corrections=[cell.correction for cell in cells],
         )
 
@@ -266,11 +280,6 @@ def _policy(cell: Cell) -> Policy | None:
     settings = cell.settings
     settings.check_decode_eviction()
     return None if settings.scorer.keeps_all else Policy(settings.scorer, [len(kept[0]) for kept in cell.kept])
-
-
-def _view(view: LayerView, settings: CellSettings) -> LayerView:
-    """A layer with the heads that `settings` store."""
-    return view.per_query_head() if settings.granularity == "query_head" else view
 
 
 def _keep(view: LayerView, scores: Tensor | None, settings: CellSettings, budget: int) -> Kept:
@@ -293,26 +302,3 @@ def _best(scores: Tensor, keys: Tensor, values: Tensor, settings: CellSettings, 
     if settings.selector.name == "topk" or budget >= n:
         return keep(scores, budget, n, sinks)
     return coverage.select(scores, keys, values, settings.selector, budget, sinks)
-
-
-def _scores(prefill: Prefill, settings: CellSettings) -> list[Tensor]:
-    """Scores of all layers, computed once a prompt, scorer and granularity."""
-    scorer, key = settings.scorer, (settings.scorer, settings.granularity)
-    if key not in prefill.scores:
-        scores = [scorer.score(_view(view, settings)) for view in prefill.layers]
-        if not torch.stack([s.isfinite().all().to(prefill.device) for s in scores]).all():
-            raise ValueError(f"{scorer} gave a score that is not finite")
-        prefill.scores[key] = scores
-    return prefill.scores[key]
-
-
-def _check_needs(prefill: Prefill, scorer: Scorer) -> None:
-    view, needs = prefill.layers[0], scorer.needs
-    recorded = view.queries.shape[1]
-    if min(needs.queries, prefill.n) > recorded:
-        wanted = f"window={needs.queries}" if needs.queries <= prefill.n else "needs=Needs(queries=ALL_QUERIES)"
-        raise UserError(f"{scorer} needs more than the {recorded} queries that were recorded: prefill with {wanted}")
-    if needs.mass and view.mass is None:
-        raise UserError(f"{scorer} needs the attention mass of every key: prefill with needs=Needs(mass=True)")
-    if needs.answer and view.answer_queries is None:
-        raise UserError(f"{scorer} needs the queries of the answer: pass the prefill through Engine.look_ahead first")

@@ -237,8 +237,11 @@ class Runner:
     def _read(self, sample: Sample, wanted: Sequence[int]) -> Context:
         group, config, engine = self.group, self.group.config, self.engine
         encoded = group.task.encode(sample)
-        needs = reduce(or_, (group.cells[i].needs for i in wanted))
-        prefill = engine.prefill(encoded.ids, window=0, needs=needs, chunk=config.prefill.chunk)
+        cells = [group.cells[i] for i in wanted]
+        needs = reduce(or_, (cell.needs for cell in cells))
+        # What is evicted while the answer is written is scored anew, from all that was recorded.
+        known = cells if config.decode.evict_every is None else None
+        prefill = engine.prefill(encoded.ids, window=0, needs=needs, chunk=config.prefill.chunk, cells=known)
         if needs.answer:
             limits = (sample.max_new_tokens, encoded.stop_ids, encoded.min_new_tokens)
             prefill = engine.look_ahead(prefill, *limits)

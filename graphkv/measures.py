@@ -39,6 +39,7 @@ def answer(context: Context, cells: Sequence[Cell]) -> list[dict[str, Any]]:
         min_new_tokens=encoded.min_new_tokens,
         mode=config.decode.mode,
         evict_every=config.decode.evict_every,
+        cuda_graph=config.decode.cuda_graph,
         beyond_positions=encoded.notes.get("overflow", 0) > 0,
     )
     parts = []

@@ -11,7 +11,7 @@ from graphkv.engine import Cell
 from graphkv.prefill import Prefill
 
 _SHARE = 0.8  # of what is free goes to a batch; the rest is for activations and logits
-_PADDING = 2.0  # a row is padded to less than twice its length, see `graphkv.cache`
+_PADDING = 2.0  # a row is padded to less than twice its length, see `graphkv.groups`
 
 
 def available(device: torch.device) -> int:

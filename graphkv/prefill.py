@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,28 @@ from scorers import LayerView, Needs, Rope, Scorer
 
 _MASS_ROWS = 256  # queries whose probabilities exist at once while the mass is summed
 ROPE_AHEAD = 512  # answer positions that rotary embeddings are recorded for
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """What is known of a prompt's scores, by scorer and granularity.
+
+    Attributes
+    ----------
+    scores
+        A list of [heads, n - window] tensors, one a layer.
+    seconds
+        Wall time of scoring while the prompt was read, until a cell takes it into account.
+    failures
+        What a scorer raised then.
+    """
+
+    scores: dict[tuple[Scorer, str], list[Tensor]] = field(default_factory=dict, repr=False)
+    seconds: dict[tuple[Scorer, str], float] = field(default_factory=dict)
+    failures: dict[tuple[Scorer, str], Exception] = field(default_factory=dict)
+
+    def __contains__(self, key: tuple[Scorer, str]) -> bool:
+        return key in self.scores or key in self.failures
 
 
 @dataclass(frozen=True)
@@ -31,16 +54,16 @@ class Prefill:
     logits
         [vocabulary] float32 logits after the last prompt token: they give token 0 of every cell.
     seconds
-        Wall time of the pass.
-    scores
-        Scores already computed, by scorer and granularity: a list of [heads, n - window] tensors, one a layer.
+        Wall time of the pass, without that of scoring.
+    scoring
+        Scores that were computed already.
     """
 
     ids: tuple[int, ...]
     layers: list[LayerView]
     logits: Tensor
     seconds: float
-    scores: dict[tuple[Scorer, str], list[Tensor]] = field(default_factory=dict, repr=False)
+    scoring: Scoring = field(default_factory=Scoring)
 
     @property
     def n(self) -> int:
@@ -68,13 +91,24 @@ class Recorder:
         The model's rotary embeddings, handed on to the views.
     backend
         Name of a transformers attention function (`sdpa`, `flash_attention_2`, …).
+    on_layer
+        Called with each layer when all of the prompt was read; what it returns stays.
     """
 
-    def __init__(self, n: int, n_layers: int, needs: Needs, rope: Rope | None, backend: str) -> None:
+    def __init__(
+        self,
+        n: int,
+        n_layers: int,
+        needs: Needs,
+        rope: Rope | None,
+        backend: str,
+        on_layer: Callable[[LayerView], LayerView] | None = None,
+    ) -> None:
         self.n = n
         self.window = min(needs.queries, n)
         self.wants_mass = needs.mass
         self.rope = rope
+        self.on_layer = on_layer
         self.done = 0
         self.backend_name = backend
         self.backend = ALL_ATTENTION_FUNCTIONS[backend]
@@ -101,7 +135,7 @@ class Recorder:
         if self.wants_mass:
             self._add_mass(layer, query[0], keys[0], scaling)
         if end == self.n:
-            self.views[layer] = LayerView(
+            view = LayerView(
                 keys[0],
                 values[0],
                 self.queries[layer][0],
@@ -111,6 +145,8 @@ class Recorder:
                 rope=self.rope,
                 mass=self.mass[layer],
             )
+            self.queries[layer] = self.mass[layer] = None
+            self.views[layer] = view if self.on_layer is None else self.on_layer(view)
         mask = None
         if self.done and self.backend_name == "sdpa":  # flash kernels align the causal mask to the end themselves
             rows = torch.arange(self.done, end, device=query.device)
@@ -149,6 +185,7 @@ def prefill(
     *,
     backend: str = "sdpa",
     chunk: int | None = None,
+    early: Callable[[LayerView, Scoring], LayerView] | None = None,
 ) -> Prefill:
     """Read a prompt once.
 
@@ -164,6 +201,8 @@ def prefill(
         Attention function of transformers that does the work.
     chunk
         Read so many tokens at a time: the same result in less memory. None reads all at once.
+    early
+        Scores a layer as soon as it is read and returns what stays of it.
     """
     if not ids:
         raise ValueError("the prompt has no tokens")
@@ -171,14 +210,17 @@ def prefill(
     device = model.get_input_embeddings().weight.device
     tokens = torch.tensor([list(ids)], device=device)
     rope = rotary_embeddings(model, len(ids) + ROPE_AHEAD)
-    recorder = Recorder(len(ids), model.config.num_hidden_layers, needs, rope, backend)
+    scoring = Scoring()
+    on_layer = None if early is None else partial(early, done=scoring)
+    recorder = Recorder(len(ids), model.config.num_hidden_layers, needs, rope, backend, on_layer)
     for begin in range(0, len(ids), chunk or len(ids)):
         part = tokens[:, begin : begin + (chunk or len(ids))]
         logits = forward(model, part, begin, recorder)
         recorder.done += part.shape[1]
     final = logits[0, -1].float()
     synchronize(final.device)
-    return Prefill(tuple(ids), recorder.views, final, time.perf_counter() - start)
+    seconds = time.perf_counter() - start - sum(scoring.seconds.values())
+    return Prefill(tuple(ids), recorder.views, final, seconds, scoring)
 
 
 def rotary_embeddings(model: PreTrainedModel, n: int) -> Rope | None:

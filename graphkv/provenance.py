@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import platform
 import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import cache
 from importlib import metadata
@@ -12,10 +15,13 @@ from typing import Any
 
 import torch
 
+from eval.errors import UserError
 from eval.records import key_of
 from graphkv.work import Group
 
-_PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "numpy", "rouge-score", "fuzzywuzzy")
+_PACKAGES = ("graphkv", "torch", "transformers", "tokenizers", "datasets", "numpy", "rouge-score", "fuzzywuzzy")
+_MATTERS = ("graphkv", "torch", "transformers", "tokenizers")
+"""Packages that the records of one table must share; what else results depend on is in a cell's key."""
 
 
 @cache
@@ -48,6 +54,47 @@ def describe_run(group: Group) -> dict[str, Any]:
     }
     made_by = {**describe_code(), "config": settings}
     return {"run": key_of(made_by)[:8], **made_by}
+
+
+def check_alike(groups: Sequence[Group], force: bool = False) -> None:
+    """Refuse to show records together that different versions made; say it where they come from several commits.
+
+    Parameters
+    ----------
+    groups
+        What is shown in one table or figure, its records read.
+    force
+        Say it instead of refusing.
+
+    Raises
+    ------
+    UserError
+        The message has the versions and how many records each made.
+    """
+    made_by = [run for group in groups for run in _runs_of(group)]
+    for name in _MATTERS:
+        versions = Counter(run.get("packages", {}).get(name) for run in made_by)
+        versions.pop(None, None)  # not known
+        if len(versions) > 1:
+            counts = ", ".join(f"{count} by {name} {version}" for version, count in sorted(versions.items()))
+            message = f"results that different versions made are not comparable: {counts}"
+            if not force:
+                raise UserError(f"{message}; make them anew in another results_dir, or say force=true")
+            print(f"warning: {message}", file=sys.stderr)
+    commits = Counter((run.get("git_commit") or "")[:7] + "+" * bool(run.get("git_dirty")) for run in made_by)
+    commits.pop("", None)
+    if len(commits) > 1:
+        counts = ", ".join(f"{commit} ({count})" for commit, count in sorted(commits.items()))
+        print(f"note: these results were made by several commits (+ has changes): {counts}", file=sys.stderr)
+
+
+def _runs_of(group: Group) -> Iterator[dict[str, Any]]:
+    """For each finished record that is shown, what made it."""
+    for cell in range(len(group.cells)):
+        for sample in group.task.samples:
+            store = group.store(cell, sample)
+            if store.done(sample.id):
+                yield store.runs.get(store.records[sample.id].get("run"), {})
 
 
 def _git() -> dict[str, Any]:

@@ -17,6 +17,7 @@ from eval.figures import needle_heatmap
 from eval.records import key_of
 from eval.samples import Sample
 from eval.tables import as_text, cell_table
+from graphkv.provenance import check_alike
 from graphkv.work import Group
 
 
@@ -26,6 +27,7 @@ def report(groups: Sequence[Group]) -> None:
     for group in groups:
         asked.setdefault(artifact_of(group), []).append(group)
     for name, together in asked.items():
+        check_alike(together, together[0].config.force)
         try:
             ARTIFACTS[name](together)
         except OSError as error:

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from graphkv.cache import Kept
 from graphkv.edges import mean_cosine, unit
 from graphkv.engine import Cell
 from graphkv.graph import Edges, Trace, trace_layer
+from graphkv.groups import Kept
 from graphkv.prefill import Prefill
 from scorers import LayerView
 
@@ -58,7 +58,7 @@ def retention(prefill: Prefill, cell: Cell) -> Retention:
     """
     settings, n = cell.settings, prefill.n
     kept = np.stack([_mask(layer, n) for layer in cell.kept])
-    all_scores = prefill.scores.get((settings.scorer, settings.granularity), [None] * len(prefill.layers))
+    all_scores = prefill.scoring.scores.get((settings.scorer, settings.granularity), [None] * len(prefill.layers))
     has_graph = settings.graph is not None
     ranks, plain, factors = np.zeros(kept.shape, np.int64), np.zeros(kept.shape, np.int64), np.ones(kept.shape, "f4")
     edges, similarity = [], []

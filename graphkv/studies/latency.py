@@ -21,7 +21,7 @@ from eval.errors import UserError
 from graphkv.config import CellSettings, RunConfig
 from graphkv.decode import Generation
 from graphkv.engine import Cell, Engine
-from graphkv.prefill import Prefill
+from graphkv.prefill import Prefill, Scoring
 from graphkv.studies import latency_table
 from graphkv.studies.output import output
 from graphkv.studies.prompts import PromptOptions, read
@@ -180,7 +180,7 @@ class Bench:
 
     def _cut(self, prefill: Prefill, cell: CellSettings) -> Cell:
         """Score, re-rank and select; scores that another cell left behind are not used."""
-        return self.engine.cut(replace(prefill, scores={}), cell)
+        return self.engine.cut(replace(prefill, scoring=Scoring()), cell)
 
     def _steps(self, prefill: Prefill, cells: Sequence[Cell]) -> dict[str, Callable[[], list[Generation]]]:
         """Answers of one token, for which what is kept is copied and nothing else, of fixed and of natural length."""

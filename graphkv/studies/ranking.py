@@ -61,7 +61,7 @@ def rank(engine: Engine, prefill: Prefill, settings: CellSettings) -> list[Ranki
     for view, kept, scores, tokens in zip(
         prefill.layers,
         cell.kept,
-        prefill.scores[scorer, settings.granularity],
+        prefill.scoring.scores[scorer, settings.granularity],
         cell.kept_per_layer,
         strict=True,
     ):

@@ -15,7 +15,8 @@ import graphkv
 import scorers
 from eval.errors import UserError
 from graphkv import attention, decode
-from graphkv.cache import RaggedCache, _similar
+from graphkv.cache import RaggedCache
+from graphkv.groups import similar
 from graphkv.prefill import Recorder, prefill
 from scorers import ALL_QUERIES, Needs
 
@@ -257,10 +258,10 @@ def test_padding_is_never_attended(tiny, tiny_prompt):
 
 
 def test_groups_hold_rows_of_similar_length():
-    assert _similar([100, 4000, 60, 40, 3000]) == [[1, 4], [0, 2], [3]]
-    assert _similar([64, 64, 64]) == [[0, 1, 2]]
+    assert similar([100, 4000, 60, 40, 3000]) == [[1, 4], [0, 2], [3]]
+    assert similar([64, 64, 64]) == [[0, 1, 2]]
     lengths = [7, 900, 450, 449, 3, 64, 100, 7]
-    groups = _similar(lengths)
+    groups = similar(lengths)
     assert sorted(row for group in groups for row in group) == list(range(8))
     assert all(min(lengths[r] for r in g) * 2 >= max(lengths[r] for r in g) for g in groups)
 

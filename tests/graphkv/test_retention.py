@@ -10,6 +10,7 @@ import torch
 from reference import graph as naive
 
 from graphkv.config import cell_settings
+from graphkv.prefill import Scoring
 from graphkv.retention import retention
 from scorers import ALL_QUERIES, Needs
 
@@ -44,7 +45,7 @@ def scattered(tiny, essay):
         replace(view, **{name: torch.randn(2, 120, 16, generator=generator) + 0.7 for name in ("keys", "values")})
         for view in prompt.layers
     ]
-    return replace(prompt, layers=layers, scores={})
+    return replace(prompt, layers=layers, scoring=Scoring())
 
 
 def found(tiny, prompt, name: str):
@@ -83,9 +84,9 @@ def test_the_best_ranks_are_what_was_kept(tiny, prompt, name):
 
 def test_equal_scores_are_ranked_as_they_are_selected(tiny, prompt):
     settings = cell_settings("snapkv", BUDGET)
-    prompt.scores[settings.scorer, "kv_head"] = [torch.ones(2, 268)] * 2
+    prompt.scoring.scores[settings.scorer, "kv_head"] = [torch.ones(2, 268)] * 2
     result = retention(prompt, tiny.cut(prompt, settings))
-    del prompt.scores[settings.scorer, "kv_head"]
+    del prompt.scoring.scores[settings.scorer, "kv_head"]
     assert result.ranks[0, 0].tolist() == [*range(1, 269), *[0] * 32]
 
 

@@ -92,7 +92,7 @@ def test_the_device_is_waited_for_before_each_reading(bench, tiny):
 def test_scores_of_one_cell_do_not_speed_up_another(bench, tiny):
     prompt = tiny.prefill(bench.options.ids(tiny.info, 300), window=32)
     bench._cut(prompt, CELLS[1])
-    assert not prompt.scores
+    assert not prompt.scoring.scores
 
 
 def test_the_table_says_what_its_numbers_are(bench, tiny):

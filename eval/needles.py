@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import TYPE_CHECKING
 
-from rouge_score import rouge_scorer
+if TYPE_CHECKING:
+    from rouge_score import rouge_scorer
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,8 @@ def contains(prediction: str, key_phrases: Sequence[str]) -> float:
 
 @cache
 def _rouge() -> rouge_scorer.RougeScorer:
+    from rouge_score import rouge_scorer  # brings nltk and scikit-learn: a second that other tasks need not pay
+
     return rouge_scorer.RougeScorer(["rouge1"], use_stemmer=True)
 
 

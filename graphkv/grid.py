@@ -209,7 +209,9 @@ class Runner:
         try:
             context = self._read(sample, wanted)
         except Exception as error:
-            yield from ((i, self._failed(sample, error)) for i in wanted)
+            large = memory.ran_out(error) and group.config.prefill.chunk is None
+            advice = "; prefill.chunk=2048 reads the prompt in less memory" if large else ""
+            yield from ((i, self._failed(sample, error, advice)) for i in wanted)
             return
         self.wall.prefill += context.prefill.seconds
         cells: dict[int, Cell] = {}
@@ -285,8 +287,8 @@ class Runner:
             "run": self.run_id,
         }
 
-    def _failed(self, sample: Sample, error: Exception) -> dict[str, Any]:
-        message = f"{type(error).__name__}: {error}"
+    def _failed(self, sample: Sample, error: Exception, advice: str = "") -> dict[str, Any]:
+        message = f"{type(error).__name__}: {error}{advice}"
         return {"sample": sample.id, "task": sample.task, "status": "failed", "error": message, "run": self.run_id}
 
 

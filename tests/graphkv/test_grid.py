@@ -234,6 +234,18 @@ def test_a_sample_that_cannot_be_read_fails_and_the_rest_goes_on(base, tmp_path,
         assert cell["needle-dolores-420-50"]["error"] == "ValueError: no such token"
 
 
+def test_a_prompt_that_does_not_fit_says_what_helps(base, tmp_path, monkeypatch, capsys):
+    def no_room(self, ids, **options):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(Engine, "prefill", no_room)
+    assert run(base, FIVE[:1], tmp_path) == 3
+    assert capsys.readouterr().err.count("CUDA out of memory; prefill.chunk=2048 reads") == 3
+    chunked = replace(base.prefill, chunk=100)
+    assert run(base, FIVE[:1], tmp_path, prefill=chunked) == 3
+    assert "prefill.chunk" not in capsys.readouterr().err
+
+
 def test_a_cell_that_cannot_be_cut_fails_alone(base, tmp_path, monkeypatch):
     cut = Engine.cut
 
@@ -286,7 +298,7 @@ def fingerprint(prefill) -> str:
     """sha256 of all that a prefill holds of its prompt."""
     digest = hashlib.sha256(prefill.logits.numpy().tobytes())
     for view in prefill.layers:
-        for tensor in (view.keys, view.values, view.queries, view.mass):
+        for tensor in (view.keys, view.values, view.queries, *([] if view.mass is None else [view.mass])):
             digest.update(tensor.contiguous().numpy().tobytes())
     return digest.hexdigest()
 
@@ -306,6 +318,8 @@ def test_each_sample_is_read_once_and_its_base_cache_stays(base, tmp_path, monke
     assert run(base, cells, tmp_path, decode=DecodeConfig(evict_every=evict_every, max_cells=3)) == 0
     assert [made.n for made, _ in seen] == [300, 420, 421]
     assert all(fingerprint(made) == before for made, before in seen)
+    # What is evicted in decode is scored again, from the mass; without, it is freed while the prompt is read.
+    assert all((made.layers[0].mass is None) == (evict_every is None) for made, _ in seen)
 
 
 def test_the_wall_time_is_split_without_counting_the_model_twice():

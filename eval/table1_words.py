@@ -216,7 +216,7 @@ def power(detectable: Iterable[float | None]) -> Iterator[str]:
     """The smallest differences, in points, that the samples at hand would show; those without spread are left out."""
     found = sorted(value for value in detectable if value)
     if found:
-        ends = f"{found[0]:.2f}" if len(found) == 1 else f"{found[0]:.2f} to {found[-1]:.2f}"
+        ends = " to ".join(dict.fromkeys(f"{value:.2f}" for value in (found[0], found[-1])))
         yield (
             f"With these samples a true difference of {ends} points would be found four times in five (80 % power at "
             "two-sided 5 %, from the standard deviations of the differences)."

@@ -9,7 +9,8 @@ The columns, in this order. Of `graph_…` and `score_…` there is one for each
 `scorer`, `scorer_options`       its name, and all its options as JSON
 `budget`, `budget_ratio`         what was asked for: tokens a layer, or a share of the prompt; the other one is empty
 `granularity`, `head_budget`,    see `conf/config.yaml`
-`head_floor`
+`head_floor`, `bias`, `fold`
+`selector`, `selector_options`   what chooses among the scores; its options as JSON, empty for `topk`
 `graphkv`, `graph_<field>`       whether scores were re-ranked, and how; fields are empty where they were not
 `decode`, `evict_every`          batch or solo, and whether eviction went on in decode
 `cell`, `key`                    readable name of the cell, and the hash that stands for all of the above
@@ -52,6 +53,9 @@ _TYPES: Mapping[str, str] = {
     "granularity": "string",
     "head_budget": "string",
     "head_floor": "Float64",
+    "bias": "string",
+    "fold": "boolean",
+    **dict.fromkeys(["selector", "selector_options"], "string"),
     "graphkv": "boolean",
     "graph_": "",
     "decode": "string",
@@ -119,6 +123,9 @@ def _describe_cell(cell: CellFolder) -> dict[str, Any]:
     settings = identity["cell"]
     options = {name: value for name, value in settings["scorer"].items() if name != "name"}
     graph, budget = settings["graphkv"] or {}, settings["budget"]
+    selector = {
+        name.removeprefix("selector_"): value for name, value in settings.items() if name.startswith("selector_")
+    }
     return {
         **{name: facts[name] for name in ("model", "dtype", "task", "protocol", "scorer", "cell")},
         "device": look(identity, "model.device"),
@@ -130,6 +137,10 @@ def _describe_cell(cell: CellFolder) -> dict[str, Any]:
         "granularity": settings["granularity"],
         "head_budget": settings["head_budget"],
         "head_floor": settings.get("head_floor"),
+        "bias": settings.get("bias", "none"),
+        "fold": settings.get("fold", False),
+        "selector": settings.get("selector", "topk"),
+        "selector_options": json.dumps(selector, sort_keys=True) if selector else None,
         "graphkv": bool(graph),
         **{f"graph_{name}": value for name, value in graph.items()},
         "decode": identity["decode"]["mode"],

@@ -16,9 +16,11 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from eval import results
+from eval.cells import read_folder
 from eval.records import MANIFEST, RECORDS, CellStore
+from eval.tidy import tidy
 from graphkv import grid
-from graphkv.config import CONF, parse
+from graphkv.config import CONF, cell_settings, parse
 
 ROOT = Path(__file__).resolve().parents[2]
 GRAPH = {"source_ratio": 0.3, "neighbors": "auto3", "rounds": 1, "clamp": True}
@@ -325,11 +327,11 @@ def test_export_is_a_row_a_cell_and_sample(capsys, tmp_path, suffix):
         **{"status": "ok", "score_overlap": 0.5, "score_contains": 1.0, "kept": 95.5, "bytes": 49152},
         **{"n_prompt": 400, "tokens": 3, "finish": "stop", "seconds_prefill": 0.25, "seconds_select": 0.125},
         **{"seconds_decode": 0.5, "decode_batch": 2, "run": "0ca1", "git_commit": "61eb", "git_dirty": False},
-        "text": ODD,
+        **{"bias": "none", "fold": False, "selector": "topk", "text": ODD},
     }
     for name, value in expected.items():
         assert str(graph[name]).lower() == str(value).lower() or float(graph[name]) == value, name
-    empty = {"protocol", "budget_ratio", "head_floor", "evict_every", "shared_with", "error"}
+    empty = {"protocol", "budget_ratio", "head_floor", "evict_every", "shared_with", "error", "selector_options"}
     assert set(table) == {*expected, *empty, "budget", "key"} and list(table)[-2:] == ["text", "error"]
     for name in empty:
         assert pd.isna(graph[name]) or graph[name] == "", name
@@ -338,6 +340,16 @@ def test_export_is_a_row_a_cell_and_sample(capsys, tmp_path, suffix):
     assert [failure["status"], failure["error"]] == ["failed", "MemoryError: no room"]
     assert failure["key"] == graph["key"] != plain["key"]
     assert not list(tmp_path.glob("*.part"))
+
+
+def test_what_corrects_and_what_selects_have_columns(tmp_path):
+    folder = fill(tmp_path, finished("a"))
+    (cell,) = [read_folder(folder)]
+    settings = cell_settings("snapkv", 96, bias="mass", fold=True, selector={"name": "mmr", "weight": 0.5})
+    cell.identity["cell"] = settings.describe()
+    (row,) = tidy([cell]).to_dict("records")
+    assert [row["bias"], row["fold"], row["selector"]] == ["mass", True, "mmr"]
+    assert json.loads(row["selector_options"])["weight"] == 0.5
 
 
 def test_parquet_keeps_types(capsys, tmp_path):

@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from eval.errors import UserError
+from eval.records import replacing
 from eval.style import CMAP, MISSING, RC
 
 # Upper end of the colour scale; the lower end is 0.
@@ -67,8 +68,10 @@ def save(figure: Figure, path_stem: str | Path) -> tuple[Path, Path]:
     """Write `<path_stem>.png` and `.pdf` without a time stamp, so that the same data gives the same files."""
     png, pdf = Path(f"{path_stem}.png"), Path(f"{path_stem}.pdf")
     png.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(png, dpi=150, metadata={"Software": None})
-    figure.savefig(pdf, metadata={"CreationDate": None})
+    with replacing(png) as part:
+        figure.savefig(part, format="png", dpi=150, metadata={"Software": None})
+    with replacing(pdf) as part:
+        figure.savefig(part, format="pdf", metadata={"CreationDate": None})
     return png, pdf
 
 

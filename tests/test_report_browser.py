@@ -7,15 +7,15 @@ results/report/screens, or where GRAPHKV_SCREENS says.
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
 import numpy as np
 import pytest
+from browser import chromium
 from PIL import Image
-from playwright.sync_api import Browser, Error, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 from report_results import HOSTILE, cell, failure, record, write_cell
 
 from eval.report.__main__ import main
@@ -58,16 +58,8 @@ OVERLAPS = """() => {
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        found = os.environ.get("GRAPHKV_CHROMIUM") or shutil.which("chromium")
-        if not found and not Path(playwright.chromium.executable_path).exists():
-            pytest.skip("no browser: apt-get install chromium, or playwright install chromium, or set GRAPHKV_CHROMIUM")
-        try:
-            browser = playwright.chromium.launch(executable_path=found)
-        except Error as error:
-            pytest.skip(f"{found or 'Playwrights Chromium'} does not start: {error.message.splitlines()[0]}")
-        yield browser
-        browser.close()
+    with chromium() as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
@@ -198,6 +190,7 @@ def test_the_keyboard_alone_is_enough(open_page):
         ("End", "Retention"),
         ("ArrowRight", "Overview"),
         ("ArrowLeft", "Retention"),
+        ("ArrowLeft", "Samples"),
     ]:
         page.keyboard.press(key)
         tab = page.get_by_role("tab", name=name)
@@ -205,7 +198,6 @@ def test_the_keyboard_alone_is_enough(open_page):
         expect(tab).to_have_attribute("aria-selected", "true")
         expect(page.locator(f"#{name.lower()}")).to_be_visible()
         expect(page.get_by_role("tabpanel")).to_have_count(1)
-    page.keyboard.press("ArrowLeft")
     menu = page.locator("[data-filter=task]")
     page.keyboard.press("Tab")
     page.keyboard.press("Tab")

@@ -50,6 +50,8 @@ class FidelityRow:
     to_base, to_plain
         The divergence compared with that of `BASE`, and with that of the same cell without re-ranking, corrected over
         all comparisons of the table; None where there is no such cell or it is this one.
+    to_base_by_kind, to_plain_by_kind
+        The same differences by kind of prompt; empty where there is no comparison.
     """
 
     name: str
@@ -63,6 +65,8 @@ class FidelityRow:
     kept: float | None
     to_base: Comparison | None
     to_plain: Comparison | None
+    to_base_by_kind: Mapping[str, Difference]
+    to_plain_by_kind: Mapping[str, Difference]
 
 
 def build(result: ModelResults) -> list[FidelityRow]:
@@ -83,6 +87,7 @@ def build(result: ModelResults) -> list[FidelityRow]:
         values = _values(found, result)
         of_kind = {**found.cell, "budget": None}
         done = [found.records[s] for s, _ in result.samples if found.records.get(s, {}).get("status") == "ok"]
+        base, plain = _base(found, result), _without_graph(found, result)
         others = ("agreement", "first_disagreement", "kept_mass", "key_cosine", "output_error")
         frame = pd.DataFrame([record["scores"] for record in done])
         rows.append(
@@ -96,8 +101,10 @@ def build(result: ModelResults) -> list[FidelityRow]:
                 by_kind={kind: sum(column) / len(column) for kind, column in values.items()},
                 means={name: float(frame[name].mean()) for name in others if name in frame},
                 kept=float(pd.Series([sum(r["kept"]) / len(r["kept"]) for r in done]).mean()) if done else None,
-                to_base=_compared(found, _base(found, result), result),
-                to_plain=_compared(found, _without_graph(found, result), result),
+                to_base=_compared(found, base, result),
+                to_plain=_compared(found, plain, result),
+                to_base_by_kind=_by_kind(found, base, result),
+                to_plain_by_kind=_by_kind(found, plain, result),
             )
         )
     family = corrected([comparison for row in rows for comparison in (row.to_base, row.to_plain)])
@@ -150,14 +157,24 @@ def _without_graph(found: CellResult, result: ModelResults) -> CellResult | None
     return next((other for other in result.cells if other.cell == {**found.cell, "graphkv": None}), None)
 
 
-def _compared(found: CellResult, base: CellResult | None, result: ModelResults) -> Comparison | None:
-    # Prompts are drawn without regard to their kind: with few of a kind, draws within kinds understate the spread.
+def _changes(found: CellResult, base: CellResult | None, result: ModelResults) -> dict[str, list[float]]:
+    """Kind of prompt → differences of the divergences; empty where there is nothing to compare."""
     if base is None:
-        return None
+        return {}
     mine, its = _values(found, result), _values(base, result)
     if not mine or not its:
-        return None
-    return compare([[a - b for kind in mine for a, b in zip(mine[kind], its[kind], strict=True)]])
+        return {}
+    return {kind: [a - b for a, b in zip(values, its[kind], strict=True)] for kind, values in mine.items()}
+
+
+def _compared(found: CellResult, base: CellResult | None, result: ModelResults) -> Comparison | None:
+    # Prompts are drawn without regard to their kind: with few of a kind, draws within kinds understate the spread.
+    changes = _changes(found, base, result)
+    return compare([[change for of_kind in changes.values() for change in of_kind]]) if changes else None
+
+
+def _by_kind(found: CellResult, base: CellResult | None, result: ModelResults) -> dict[str, Difference]:
+    return {kind: paired_difference([changes]) for kind, changes in _changes(found, base, result).items()}
 
 
 def as_frame(rows: Sequence[FidelityRow]) -> pd.DataFrame:
@@ -179,6 +196,9 @@ def as_frame(rows: Sequence[FidelityRow]) -> pd.DataFrame:
             **row.means,
             **{f"kl_{kind}": value for kind, value in row.by_kind.items()},
         }
+        for name, by_kind in (("to_base", row.to_base_by_kind), ("to_plain", row.to_plain_by_kind)):
+            for kind, difference in by_kind.items():
+                entry |= _columns(f"{name}_{kind}", difference)
         table.append(entry)
     return pd.DataFrame(table)
 
@@ -208,7 +228,27 @@ def as_markdown(rows: Sequence[FidelityRow], caption: str) -> str:
         if len(kinds) > 1:
             cells += [f"{row.by_kind[kind]:.3f}" if kind in row.by_kind else MISSING for kind in kinds]
         lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join([*lines, "", caption, ""])
+    parts = ["\n".join(lines), caption]
+    if len(kinds) > 1:
+        parts += _tables_by_kind(rows, kinds)
+    return "\n\n".join(parts) + "\n"
+
+
+def _tables_by_kind(rows: Sequence[FidelityRow], kinds: Sequence[str]) -> list[str]:
+    """Both differences by kind of prompt, with a headline each."""
+    titles = {
+        f"Δ to {words.SCORERS[BASE]} by kind of prompt": [(row.name, row.to_base_by_kind) for row in rows],
+        "Δ of GraphKV by kind of prompt": [(row.name, row.to_plain_by_kind) for row in rows],
+    }
+    parts = []
+    for title, shown in titles.items():
+        lines = ["| " + " | ".join(["cell", *kinds]) + " |", "| --- |" + " ---: |" * len(kinds)]
+        for name, found in shown:
+            if found:
+                lines.append("| " + " | ".join([name, *(_interval(found[kind], "+") for kind in kinds)]) + " |")
+        if len(lines) > 2:
+            parts += [f"**{title}**", "\n".join(lines)]
+    return parts
 
 
 def brief(rows: Sequence[FidelityRow]) -> pd.DataFrame:
@@ -249,7 +289,7 @@ def caption_of(result: ModelResults, rows: Sequence[FidelityRow]) -> str:
         f"{result.model}, {result.facts['dtype']}. KL(full ‖ cell) of the next-token distribution in nats, "
         f"teacher-forced over the full cache's continuation; mean over prompts ({counts}). 95 % bootstrap intervals "
         "over prompts, paired for differences: * excludes 0; ** and the sign test agrees, Holm-corrected over the "
-        f"{compared} comparisons of the table (p < 0.05). "
+        f"{compared} comparisons of the table (p < 0.05); differences by kind are not corrected. "
         "Lower is closer to the full cache, which is not the same as right. "
         f"Data {result.facts['data']}, {result.facts['data_hash'][:8]}."
     )

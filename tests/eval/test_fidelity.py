@@ -198,6 +198,23 @@ def test_the_table_compares_each_cell_with_its_own_base():
     assert rows["SnapKV (budget 64)"].to_base is None  # no other scorer at that budget
 
 
+def test_differences_by_kind_are_those_of_its_prompts():
+    rows = fidelity_table.build(results(DIVERGENCE, KINDS))
+    graph = next(row for row in rows if row.name == "SnapKV (budget 128)+GraphKV")
+    h2o = next(row for row in rows if row.name == "H2O (budget 128)")
+    assert h2o.to_plain_by_kind == {} and list(graph.to_plain_by_kind) == ["a", "b"]
+    weights = {"a": 2 / len(BASE), "b": 1 - 2 / len(BASE)}
+    whole = sum(weights[kind] * found.difference for kind, found in graph.to_plain_by_kind.items())
+    assert whole == pytest.approx(graph.to_plain.difference.difference)
+    of_kind = h2o.to_base_by_kind["a"]  # H2O is worse by the same on each prompt
+    assert (of_kind.low, of_kind.high) == pytest.approx((0.3, 0.3))
+    page = fidelity_table.as_markdown(rows, "caption")
+    assert page.count("by kind of prompt**") == 2 and page.index("caption") < page.index("Δ of GraphKV by kind")
+    frame = fidelity_table.as_frame(rows).set_index("cell")
+    assert frame.loc["H2O (budget 128)", "to_base_b"] == pytest.approx(0.3)
+    assert np.isnan(frame.loc["H2O (budget 128)", "to_plain_b"])
+
+
 def test_a_missing_sample_leaves_no_mean():
     divergence = {**DIVERGENCE, "h2o": [None, *DIVERGENCE["h2o"][1:]]}
     row = next(row for row in fidelity_table.build(results(divergence, KINDS)) if row.name.startswith("H2O"))

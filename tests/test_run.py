@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +21,7 @@ from graphkv.config import CONF, parse
 from graphkv.engine import Engine
 
 ROOT = Path(__file__).resolve().parents[1]
+README = re.findall(r"^python run.py.*", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.M)
 TINY = ["model=tiny", "task.lengths=[400,700]", "task.depths=[0,50,100]", "task.max_new_tokens=6"]
 
 
@@ -83,6 +86,24 @@ def test_sweep_then_the_same_again(run, tmp_path):
     assert "6 samples to do" in more.stderr and len(records_in(tmp_path)) == 12
     for name, records in before.items():
         assert records_in(tmp_path)[name] == records
+
+
+@pytest.mark.parametrize("command", README)
+def test_a_command_of_the_readme_runs(command, run, tiny, tmp_path):
+    words = shlex.split(command, comments=True)[2:]
+    if "model=local" in words:
+        tiny.model.save_pretrained(tmp_path / "saved")
+        tiny.tokenizer.save_pretrained(tmp_path / "saved")
+        words = [word.replace("/path/to/folder", str(tmp_path / "saved")) for word in words]
+    else:
+        words = [word for word in words if not word.startswith("model=")] + ["model=tiny"]
+    words = [word for word in words if not word.startswith("task.lengths=")]
+    done = run(*words, "task.lengths=[400]", "task.max_new_tokens=3", "limit=2", results=tmp_path / "results")
+    assert done.returncode == 0, done.stderr
+    cells = records_in(tmp_path / "results")
+    assert cells and all([r["status"] for r in found.values()] == ["ok", "ok"] for found in cells.values())
+    if "-m" in words:
+        assert done.stdout.count(" 2/2 ") == len(cells) > 1  # a line a cell
 
 
 def test_records_say_what_was_kept(run, tmp_path):

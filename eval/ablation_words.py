@@ -55,6 +55,7 @@ def caption(
         yield from _intervals(design, points, resamples, seed)
         found = points["detectable"].dropna()
         yield from words.power(found.tolist())
+        yield from words.few(tasks)
     if points["paper"].notna().any():
         mini = "; not comparable with mini" if result.facts["data"] == "mini" else ""
         how = (

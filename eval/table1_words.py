@@ -147,6 +147,9 @@ def data(facts: Mapping[str, Any], tasks: Tasks) -> str:
     return "LongBench"
 
 
+_FEW = 10  # samples of a task; with 10, a percentile interval of 95 % holds the mean about nine times in ten
+
+
 def amount(budget: int | float) -> str:
     """A budget with its unit."""
     return f"{budget} tokens a layer" if isinstance(budget, int) else f"{budget:.4g} of the prompt a layer"
@@ -182,6 +185,7 @@ def caption(
             f"resamples, seed {seed}). {marks('table')}"
         )
         yield from power(row.comparison.detectable for row in rows if row.comparison)
+        yield from few(tasks)
     if any(cell["scorer"]["name"] == "knorm" and cell["scorer"].get("window") for cell in cells):
         yield "KNorm with a window is not in the paper: it tells what a protected window does from what the graph does."
     if any(row.printed for row in rows):
@@ -221,6 +225,13 @@ def power(detectable: Iterable[float | None]) -> Iterator[str]:
             f"With these samples a true difference of {ends} points would be found four times in five (80 % power at "
             "two-sided 5 %, from the standard deviations of the differences)."
         )
+
+
+def few(tasks: Tasks) -> Iterator[str]:
+    """A warning where tasks have so few samples that a bootstrap understates how far they spread."""
+    least = min(map(len, tasks.values()))
+    if 1 < least < _FEW:
+        yield f"A bootstrap over as few as {least} samples a task gives intervals that are too narrow."
 
 
 def lacking(cell: CellResult, tasks: Tasks) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from eval import paper
+from eval import paper, table1_words
 from eval.errors import UserError
 from eval.metrics import LONGBENCH
 from eval.stats import holm
@@ -575,3 +575,9 @@ def test_nothing_is_printed_as_minus_zero():
         record["scores"]["score"] = run.cells[0].records[sample]["scores"]["score"] - 1e-6
     text = as_text(table_of(run))
     assert "-0.00" not in text and "+0.00" in text
+
+
+@pytest.mark.parametrize(("sizes", "said"), [((2, 40), "as few as 2 samples"), ((10, 40), ""), ((1, 9), "")])
+def test_few_samples_are_said_to_give_narrow_intervals(sizes, said):
+    tasks = {name: [str(i) for i in range(n)] for name, n in zip(("qasper", "lcc"), sizes, strict=True)}
+    assert said in " ".join(table1_words.few(tasks)) and bool(said) == bool(list(table1_words.few(tasks)))

@@ -65,6 +65,9 @@ USUAL: Mapping[str, Mapping[str, Any]] = {
 }
 """Options that a row's name leaves out: those of the paper's code base (`group` is ours, it has no KV heads)."""
 
+_UNSAID: Mapping[str, Any] = {"head_budget": "uniform", "head_floor": None}
+"""What goes without saying: of head budgets only those that differ are named."""
+
 
 def name(cell: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) -> str:
     """Scorer and GraphKV, with what sets the row apart: unusual options, and whatever varies between `cells`."""
@@ -91,6 +94,8 @@ def varying_settings(cell: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]
     compressed, shown = _compressed(cells), {}
     for key in _settings(cell):
         having = [other for other in compressed if key in other]
+        if key in _UNSAID and cell[key] == _UNSAID[key]:
+            continue
         # A bias or selector is named only in cells that have one, and its options where they differ among those.
         if _varies(key, having) or (len(having) < len(compressed) and key in ("bias", "selector")):
             shown[key] = cell[key]

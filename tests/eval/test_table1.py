@@ -20,6 +20,7 @@ from eval.stats import holm
 from eval.table1 import CellResult, ModelResults, Row, Table1, build
 from eval.table1_render import as_text, write
 from eval.table1_words import AVERAGE, SHORT
+from graphkv.config import cell_settings
 
 GRAPH = {"source_ratio": 0.3, "neighbors": "auto3", "rounds": 1}
 OPTIONS = {
@@ -581,3 +582,11 @@ def test_nothing_is_printed_as_minus_zero():
 def test_few_samples_are_said_to_give_narrow_intervals(sizes, said):
     tasks = {name: [str(i) for i in range(n)] for name, n in zip(("qasper", "lcc"), sizes, strict=True)}
     assert said in " ".join(table1_words.few(tasks)) and bool(said) == bool(list(table1_words.few(tasks)))
+
+
+def test_uniform_head_budgets_go_without_saying():
+    cells = [cell_settings("snapkv", 128, head_budget=kind).describe() for kind in ("uniform", "ada")]
+    assert [table1_words.name(cell, cells) for cell in cells] == [
+        "SnapKV",
+        "SnapKV (head budget ada, head floor 0.2)",
+    ]

@@ -177,10 +177,15 @@ def _rows(
     max_tokens, per_task = mine.pop("max_tokens", None), mine.pop("per_task", None)
     if source == "mini":
         _only(config.mini, "mini", ("tasks", "per_task"))
-        mine |= {"data": "mini", "tasks": config.mini["tasks"]}
-        max_tokens, per_task = None, config.mini["per_task"]
+        mine |= {"data": "mini", "tasks": config.mini.get("tasks", mine["tasks"])}
+        max_tokens, per_task = None, config.mini.get("per_task")
     elif mine["data"] == "mini":
         raise UserError("task fidelity: longbench.data is mini; say task.prompts=[mini] for these")
+    for name, value in (("per_task", per_task), ("max_tokens", max_tokens)):
+        if value is not None and (type(value) is not int or value < 1):
+            raise UserError(
+                f"task fidelity: {source}.{name} must be a whole number of at least 1, or null, not {value!r}"
+            )
     # With a longest prompt, which rows are the first ones shows when they are read.
     partial = partial or per_task is not None or max_tokens is not None
     inner = longbench.build(mine, tokenizer, profile, **options, partial=partial)
@@ -195,6 +200,8 @@ def _rows(
                 name = f"{source}-{task}"
                 samples.append(replace(sample, task=name, id=f"{source}-{sample.id}"))
                 found += 1
+        if not found:
+            raise UserError(f"task fidelity: {task} has no prompt of at most {max_tokens} tokens")
     identity = {f"{source}-{task}": facts for task, facts in inner.identity.items()}
     return samples, identity, lambda sample: inner.encode(replace(sample, task=sample.task.removeprefix(f"{source}-")))
 

@@ -88,6 +88,7 @@ def build(result: ModelResults) -> list[FidelityRow]:
         of_kind = {**found.cell, "budget": None}
         done = [found.records[s] for s, _ in result.samples if found.records.get(s, {}).get("status") == "ok"]
         base, plain = _base(found, result), _without_graph(found, result)
+        to_plain = _compared(found, plain, result)
         others = ("agreement", "first_disagreement", "kept_mass", "key_cosine", "output_error")
         frame = pd.DataFrame([record["scores"] for record in done])
         rows.append(
@@ -101,17 +102,16 @@ def build(result: ModelResults) -> list[FidelityRow]:
                 by_kind={kind: sum(column) / len(column) for kind, column in values.items()},
                 means={name: float(frame[name].mean()) for name in others if name in frame},
                 kept=float(pd.Series([sum(r["kept"]) / len(r["kept"]) for r in done]).mean()) if done else None,
-                to_base=_compared(found, base, result),
-                to_plain=_compared(found, plain, result),
+                to_base=to_plain if base is plain else _compared(found, base, result),
+                to_plain=to_plain,
                 to_base_by_kind=_by_kind(found, base, result),
                 to_plain_by_kind=_by_kind(found, plain, result),
             )
         )
-    family = corrected([comparison for row in rows for comparison in (row.to_base, row.to_plain)])
-    return [
-        replace(row, to_base=to_base, to_plain=to_plain)
-        for row, to_base, to_plain in zip(rows, family[::2], family[1::2], strict=True)
-    ]
+    # Where the cell without re-ranking is the base, both are one comparison, which counts once.
+    distinct = {id(found): found for row in rows for found in (row.to_base, row.to_plain) if found is not None}
+    known = dict(zip(distinct, corrected(list(distinct.values())), strict=True))
+    return [replace(row, to_base=known.get(id(row.to_base)), to_plain=known.get(id(row.to_plain))) for row in rows]
 
 
 def _values(found: CellResult, result: ModelResults) -> dict[str, list[float]]:
@@ -284,7 +284,7 @@ def caption_of(result: ModelResults, rows: Sequence[FidelityRow]) -> str:
     for _, kind in result.samples:
         kinds[_kind(kind)] = kinds.get(_kind(kind), 0) + 1
     counts = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
-    compared = sum(found is not None for row in rows for found in (row.to_base, row.to_plain))
+    compared = len({id(found) for row in rows for found in (row.to_base, row.to_plain) if found is not None})
     return (
         f"{result.model}, {result.facts['dtype']}. KL(full ‖ cell) of the next-token distribution in nats, "
         f"teacher-forced over the full cache's continuation; mean over prompts ({counts}). 95 % bootstrap intervals "

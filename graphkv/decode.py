@@ -59,10 +59,10 @@ def greedy(
     corrections: Sequence[Correction | None] | None = None,
     cuda_graph: bool = True,
 ) -> list[Generation]:
-    """Decode the rows of a batch greedily; a row leaves the batch at its stop token.
+    """Decode the rows of a batch greedily; a row ends at its stop token, and leaves the batch.
 
     Token 0 comes from the prefill's logits, so it is the full cache's for every cell. In half precision the
-    tokens may depend on the batch's size; in float32 they are those of `solo` decoding.
+    tokens may depend on the batch's size and on `cuda_graph`; in float32 they are those of `solo` decoding.
 
     Parameters
     ----------

@@ -130,7 +130,8 @@ class Engine:
             Tokens read at a time, None for all at once; the result is the same.
         cells
             If given, no other cells will be cut: what they `need` is recorded, and what grows with the prompt (all its
-            queries, the attention mass) is scored and freed layer by layer as the prompt is read, where they allow it.
+            queries, the attention mass) is scored and freed layer by layer as the last chunk of the prompt is read,
+            where neither they nor `window` and `needs` ask for it later.
 
         Raises
         ------
@@ -146,20 +147,26 @@ class Engine:
                 "positions for prompt and answer: shorten it"
             )
         backend = self.info.config.attention
-        needs = reduce(or_, (settings.needs for settings in cells or ()), Needs(queries=window) | (needs or Needs()))
-        early = None if cells is None else WhileReading(cells, Needs(queries=window), len(ids))
+        asked = Needs(queries=window) | (needs or Needs())
+        needs = reduce(or_, (settings.needs for settings in cells or ()), asked)
+        early = None if cells is None else WhileReading(cells, asked, len(ids))
         return prefill(self.model, ids, needs, backend=backend, chunk=chunk, early=early)
 
     def look_ahead(
-        self, prefill: Prefill, max_new_tokens: int, stop_ids: Collection[int] | None = None, min_new_tokens: int = 0
+        self,
+        prefill: Prefill,
+        max_new_tokens: int,
+        stop_ids: Collection[int] | None = None,
+        min_new_tokens: int = 0,
+        cuda_graph: bool = True,
     ) -> Prefill:
         """The same prompt with the queries that the full cache's answer uses, for scorers that `needs.answer`.
 
         The answer is written once with everything kept; parameters as for `decode`.
         """
         full = self.compress(prefill, "full")
-        options = {"stop_ids": stop_ids, "min_new_tokens": min_new_tokens, "beyond_positions": True}
-        (answer,) = self.decode(prefill, [full], max_new_tokens=max_new_tokens, **options)
+        options = {"stop_ids": stop_ids, "min_new_tokens": min_new_tokens, "cuda_graph": cuda_graph}
+        (answer,) = self.decode(prefill, [full], max_new_tokens=max_new_tokens, beyond_positions=True, **options)
         ids = answer.ids[:-1] or answer.ids  # what the last token asks is not asked any more
         _, queries = decode.read_on(self.model, prefill, full.kept, ids)
         layers = [replace(view, answer_queries=q) for view, q in zip(prefill.layers, queries, strict=True)]
@@ -255,7 +262,7 @@ class Engine:
                 f"a prompt of {prefill.n} tokens and an answer of {max_new_tokens} exceed the "
                 f"{self.info.max_positions} positions of {self.info.label}"
             )
-        policies = None if evict_every is None else [_policy(cell) for cell in cells]
+        policies = None if evict_every is None else [_policy(cell, prefill) for cell in cells]
         run = {"batch": decode.greedy, "solo": decode.solo}[mode]
         return run(
             self.model,
@@ -275,10 +282,12 @@ class Engine:
         return self.tokenizer.decode(ids, skip_special_tokens=True)
 
 
-def _policy(cell: Cell) -> Policy | None:
+def _policy(cell: Cell, prefill: Prefill) -> Policy | None:
     """How a cell goes on evicting; None for the full cache."""
     settings = cell.settings
     settings.check_decode_eviction()
+    if settings.scorer.needs.mass and prefill.layers[0].mass is None:
+        raise UserError(f"{settings.name} goes on from the attention mass of the prompt: prefill without cells=")
     return None if settings.scorer.keeps_all else Policy(settings.scorer, [len(kept[0]) for kept in cell.kept])
 
 

@@ -105,6 +105,7 @@ def _reference(context: Context) -> Reference:
             stop_ids=encoded.stop_ids,
             min_new_tokens=encoded.min_new_tokens,
             beyond_positions=encoded.notes.get("overflow", 0) > 0,
+            cuda_graph=context.config.decode.cuda_graph,
         )
         ids = written.ids[:-1] or written.ids  # nothing is predicted after the last token
     logits, queries = decode.read_on(engine.model, prefill, full.kept, ids)

@@ -23,10 +23,11 @@ from graphkv.engine import Cell, Engine
 from graphkv.fidelity import fidelity
 from graphkv.measures import Context, answer
 from graphkv.models import ModelConfig, ModelInfo, load
-from graphkv.provenance import describe_run
+from graphkv.provenance import check_alike, describe_run
 from graphkv.reports import artifact_of, report
 from graphkv.studies import Job, jobs_of
 from graphkv.work import Group, Shard, groups_of
+from scorers import ALL_QUERIES
 
 
 def main(configs: Sequence[DictConfig]) -> None:
@@ -138,6 +139,7 @@ def run_group(group: Group) -> bool:
         announce(group)
         if not work:
             return True
+        check_alike([group], group.config.force, installed=True)
         made_by = describe_run(group)
         for store in {id(s): s for s in (group.store(c, sample) for sample, cells in work for c in cells)}.values():
             store.note_run(made_by)
@@ -209,7 +211,9 @@ class Runner:
         try:
             context = self._read(sample, wanted)
         except Exception as error:
-            large = memory.ran_out(error) and group.config.prefill.chunk is None
+            # In chunks, all queries of all layers are held until the last one: no help to cells that need them.
+            queries = max(group.cells[i].needs.queries for i in wanted)
+            large = memory.ran_out(error) and group.config.prefill.chunk is None and queries < ALL_QUERIES
             advice = "; prefill.chunk=2048 reads the prompt in less memory" if large else ""
             yield from ((i, self._failed(sample, error, advice)) for i in wanted)
             return
@@ -242,11 +246,11 @@ class Runner:
         cells = [group.cells[i] for i in wanted]
         needs = reduce(or_, (cell.needs for cell in cells))
         # What is evicted while the answer is written is scored anew, from all that was recorded.
-        known = cells if config.decode.evict_every is None else None
-        prefill = engine.prefill(encoded.ids, window=0, needs=needs, chunk=config.prefill.chunk, cells=known)
+        known = {"cells": cells} if config.decode.evict_every is None else {"needs": needs}
+        prefill = engine.prefill(encoded.ids, window=0, chunk=config.prefill.chunk, **known)
         if needs.answer:
             limits = (sample.max_new_tokens, encoded.stop_ids, encoded.min_new_tokens)
-            prefill = engine.look_ahead(prefill, *limits)
+            prefill = engine.look_ahead(prefill, *limits, cuda_graph=config.decode.cuda_graph)
         return Context(engine, config, group.task, sample, encoded, prefill)
 
     def _batches(self, context: Context, cells: dict[int, Cell], numbers: Sequence[int]) -> list[list[int]]:
@@ -261,7 +265,7 @@ class Runner:
             return list(MEASURES[context.task.measure](context, cells))
         except Exception as error:
             if len(cells) == 1 or not memory.ran_out(error):
-                return [error] * len(cells)
+                return [memory.without_frames(error)] * len(cells)
         # Outside of the handler, whose traceback holds the tensors of the failed batch.
         if context.prefill.device.type == "cuda":
             torch.cuda.empty_cache()

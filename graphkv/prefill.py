@@ -43,7 +43,7 @@ class Scoring:
 
 @dataclass(frozen=True)
 class Prefill:
-    """One prefilled prompt, never changed by the cells that are cut from it.
+    """One prefilled prompt. Cells that are cut from it leave its tensors alone; they only add to `scoring`.
 
     Attributes
     ----------

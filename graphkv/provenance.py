@@ -33,7 +33,7 @@ def describe_code() -> dict[str, Any]:
         "machine": f"{platform.system()} {platform.machine()}",
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "threads": torch.get_num_threads(),
-        "packages": {name: metadata.version(name) for name in _PACKAGES},
+        "packages": {name: _version(name) for name in _PACKAGES},
     }
 
 
@@ -56,7 +56,7 @@ def describe_run(group: Group) -> dict[str, Any]:
     return {"run": key_of(made_by)[:8], **made_by}
 
 
-def check_alike(groups: Sequence[Group], force: bool = False) -> None:
+def check_alike(groups: Sequence[Group], force: bool = False, installed: bool = False) -> None:
     """Refuse to show records together that different versions made; say it where they come from several commits.
 
     Parameters
@@ -65,6 +65,8 @@ def check_alike(groups: Sequence[Group], force: bool = False) -> None:
         What is shown in one table or figure, its records read.
     force
         Say it instead of refusing.
+    installed
+        More records are about to be made, by the packages that are installed.
 
     Raises
     ------
@@ -74,6 +76,8 @@ def check_alike(groups: Sequence[Group], force: bool = False) -> None:
     made_by = [run for group in groups for run in _runs_of(group)]
     for name in _MATTERS:
         versions = Counter(run.get("packages", {}).get(name) for run in made_by)
+        if installed:
+            versions[describe_code()["packages"][name]] += 0
         versions.pop(None, None)  # not known
         if len(versions) > 1:
             counts = ", ".join(f"{count} by {name} {version}" for version, count in sorted(versions.items()))
@@ -86,6 +90,14 @@ def check_alike(groups: Sequence[Group], force: bool = False) -> None:
     if len(commits) > 1:
         counts = ", ".join(f"{commit} ({count})" for commit, count in sorted(commits.items()))
         print(f"note: these results were made by several commits (+ has changes): {counts}", file=sys.stderr)
+
+
+def _version(name: str) -> str | None:
+    """Version of a package; None where it is not installed, as this project in a checkout on the path."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def _runs_of(group: Group) -> Iterator[dict[str, Any]]:

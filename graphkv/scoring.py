@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -39,7 +40,7 @@ def scores_of(prefill: Prefill, settings: CellSettings) -> list[Tensor]:
     key = key_of(settings)
     scorer, granularity = key
     if key in prefill.scoring.failures:
-        raise prefill.scoring.failures[key]
+        raise copy.copy(prefill.scoring.failures[key])
     if key not in prefill.scoring.scores:
         scores = [scorer.score(view_of(view, granularity)) for view in prefill.layers]
         if not torch.stack([s.isfinite().all().to(prefill.device) for s in scores]).all():
@@ -97,15 +98,17 @@ class WhileReading:
             scorer, granularity = key
             if key in done.failures:
                 continue
-            begin = time.perf_counter()
             synchronize(view.keys.device)
+            begin = time.perf_counter()
             try:
                 scores = scorer.score(view_of(view, granularity))
                 if not scores.isfinite().all():  # waits for the device, which the clock needs anyway
                     raise ValueError(f"{scorer} gave a score that is not finite")
                 done.scores.setdefault(key, []).append(scores)
             except Exception as error:
-                done.failures[key] = error
+                # Its frames hold tensors of the layer, and every cell of this scorer raises it.
+                error.__context__ = error.__cause__ = None
+                done.failures[key] = error.with_traceback(None)
                 done.scores.pop(key, None)
             done.seconds[key] = done.seconds.get(key, 0.0) + time.perf_counter() - begin
         tail = view.queries[:, max(0, view.queries.shape[1] - self.later.queries) :]

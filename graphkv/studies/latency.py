@@ -18,6 +18,7 @@ import psutil
 import torch
 
 from eval.errors import UserError
+from graphkv import fixed_step
 from graphkv.config import CellSettings, RunConfig
 from graphkv.decode import Generation
 from graphkv.engine import Cell, Engine
@@ -87,7 +88,8 @@ class Table3(PromptOptions):
         """Measure, then write and print the table; see `graphkv.studies.Study`."""
         settings = list(dict.fromkeys(config.cell for config in configs))
         ids = self.ids(engine.info, self.tokens, max(self.new_tokens, self.longest))
-        bench = Bench(engine, self, Clock(engine.model.device), configs[0].prefill.chunk)
+        config = configs[0]
+        bench = Bench(engine, self, Clock(engine.model.device), config.prefill.chunk, config.decode.cuda_graph)
         cells, batch, repeats = bench.measure(ids, settings)
         out = output(configs[0], engine.info, "tables", settings, [ids])
         facts = bench.facts(len(ids))
@@ -113,6 +115,8 @@ class Bench:
         Times steps on the model's device.
     chunk
         Tokens that a prefill reads at a time.
+    cuda_graph
+        Replay the step of decoding as a CUDA graph, where answers of both lengths are long enough for one.
     weights, weight_bytes
         What a decode step reads beside the cache.
     bandwidth
@@ -125,8 +129,11 @@ class Bench:
     options: Table3
     clock: Clock
     chunk: int | None = None
+    cuda_graph: bool = True
 
     def __post_init__(self) -> None:
+        shorter = min(self.options.new_tokens, self.options.longest)
+        self.cuda_graph = self.cuda_graph and self.clock.device.type == "cuda" and shorter > fixed_step.WORTH
         self.load = psutil.getloadavg()[0]
         self.weights = decode_weights(self.engine.model)
         self.weight_bytes = sum(weight.nbytes for weight in self.weights)
@@ -184,7 +191,7 @@ class Bench:
 
     def _steps(self, prefill: Prefill, cells: Sequence[Cell]) -> dict[str, Callable[[], list[Generation]]]:
         """Answers of one token, for which what is kept is copied and nothing else, of fixed and of natural length."""
-        decode = partial(self.engine.decode, prefill, cells)
+        decode = partial(self.engine.decode, prefill, cells, cuda_graph=self.cuda_graph)
         return {
             "copy": partial(decode, max_new_tokens=1, stop_ids=()),
             "fixed": partial(decode, max_new_tokens=self.options.new_tokens, stop_ids=()),
@@ -249,6 +256,7 @@ class Bench:
             "longest": self.options.longest,
             "repeats": self.options.repeats,
             "warmup": self.options.warmup,
+            "cuda_graph": self.cuda_graph,
             "weight_bytes": self.weight_bytes,
             "bandwidth_bytes_per_s": self.bandwidth,
             "peak_memory_is": memory_is(self.clock.device),

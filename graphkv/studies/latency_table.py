@@ -11,6 +11,11 @@ import pandas as pd
 from eval import tables
 from eval.tables import MISSING
 
+_STEPS = {
+    True: "replayed as a CUDA graph, the time of recording it included",
+    False: "its operations one by one, without a CUDA graph",
+}
+
 
 def as_text(cells: pd.DataFrame, batch: pd.DataFrame) -> str:
     """Both lengths and the batch, one below the other."""
@@ -115,7 +120,9 @@ def _notes(facts: Mapping[str, Any]) -> list[str]:
         "prompts and hardware, and no target here.",
         f"Peak memory: {facts['peak_memory_is']}. The whole prompt's cache stays while a cell decodes, since other "
         "cells are cut from it: KV MiB is what a cell alone would hold.",
-        "As one batch: each step reads the weights once for all cells; at its natural length a cell leaves the batch.",
+        "As one batch: each step reads the weights once for all cells; at natural length cells leave the batch "
+        "(with a CUDA graph, when half of them are done).",
+        f"Step of decoding: {_STEPS[facts['cuda_graph']]}.",
     ]
 
 

@@ -92,6 +92,11 @@ def test_longbench_rows_are_the_first_that_are_short_enough(tmp_path):
     some = built(prompts=["longbench"], longbench={**here, "per_task": 2, "max_tokens": max(sizes[1:])})
     assert [sample.id for sample in some.samples] == [sample.id for sample in every.samples[1:3]]
     assert {sample.task for sample in some.samples} == set(some.identity) == {"longbench-qasper"}
+    with pytest.raises(UserError, match="qasper has no prompt of at most 9 tokens"):
+        built(prompts=["longbench"], longbench={**here, "max_tokens": 9})
+    for wrong in (0, "two", True):
+        with pytest.raises(UserError, match="per_task must be a whole number of at least 1"):
+            built(prompts=["longbench"], longbench={**here, "per_task": wrong})
     with pytest.raises(UserError, match="prompts=.mini."):
         built(prompts=["longbench"], longbench=LONGBENCH)
 
@@ -195,6 +200,9 @@ def test_the_table_compares_each_cell_with_its_own_base():
     assert plain.to_base is None and plain.to_plain is None and rows["Full"].to_base is None
     assert h2o.to_base.difference.difference == pytest.approx(0.3) and h2o.to_base.mark == "**"
     assert graph.to_base.difference.difference == graph.to_plain.difference.difference
+    # One comparison, though it stands in both columns: two in all, with that of H2O.
+    assert graph.to_base is graph.to_plain and h2o.to_base.p_holm == pytest.approx(2 * h2o.to_base.sign.p)
+    assert "over the 2 comparisons" in fidelity_table.caption_of(results(DIVERGENCE, KINDS), list(rows.values()))
     assert rows["SnapKV (budget 64)"].to_base is None  # no other scorer at that budget
 
 

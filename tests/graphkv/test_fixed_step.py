@@ -134,3 +134,102 @@ def test_rows_that_are_evicted_have_no_fixed_shapes(tiny, read):
     policies = [decode.Policy(cell.settings.scorer, [48] * len(cell.kept))]
     with pytest.raises(ValueError, match="evicted"):
         RaggedCache(read, [cell.kept], 10, policies).fix(4)
+
+
+class Recorder:
+    """Stands in for `torch.cuda`: streams, and graphs that note how they are recorded and replayed."""
+
+    def __init__(self, failure: Exception | None = None) -> None:
+        self.calls: list[str] = []
+        self.failure = failure
+        self.stream_now = "here"
+
+    @contextmanager
+    def device(self, device):
+        self.calls.append(f"device {device}")
+        yield
+
+    def current_stream(self):
+        return self
+
+    def wait_stream(self, other):
+        self.calls.append("wait")
+
+    def set_stream(self, stream):
+        self.calls.append("set_stream")
+
+    @contextmanager
+    def stream(self, stream):
+        yield
+
+    def CUDAGraph(self):
+        return self
+
+    def replay(self):
+        self.calls.append("replay")
+        self.replayed()
+
+    @contextmanager
+    def graph(self, graph, stream):
+        self.calls.append("record")
+        try:
+            yield
+        except RuntimeError:
+            raise RuntimeError("failed due to a previous error during capture") from None
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    """A FixedStep that believes in CUDA, on the CPU: a replay runs the step, as a graph would."""
+    fake = Recorder()
+    for name in ("device", "current_stream", "set_stream", "stream", "graph", "CUDAGraph"):
+        monkeypatch.setattr(torch.cuda, name, getattr(fake, name))
+    monkeypatch.setattr(fixed_step, "_stream", lambda device: fake)
+    monkeypatch.setattr(fixed_step, "possible", lambda model, cache, steps: model not in fixed_step._REFUSED)
+    monkeypatch.setattr(fixed_step, "_REFUSED", set())
+    monkeypatch.setattr(fixed_step, "WORTH", 4)
+    begin = FixedStep.__init__
+
+    def believe(self, model, cache):
+        begin(self, model, cache)
+        self.record = True
+        fake.replayed = lambda: self.logits.copy_(self._run())
+
+    monkeypatch.setattr(FixedStep, "__init__", believe)
+    return fake
+
+
+def test_a_step_is_recorded_once_for_many_tokens_and_anew_when_rows_leave(tiny, read, cuda, monkeypatch):
+    monkeypatch.setattr(fixed_step, "STEPS", 10)
+    cells = cells_of(tiny, read, "plain")
+    plain = tiny.decode(read, cells, max_new_tokens=30, stop_ids=(), cuda_graph=False)
+    assert not cuda.calls
+    same = tiny.decode(read, cells, max_new_tokens=30, stop_ids=())
+    assert [a.ids for a in same] == [a.ids for a in plain]
+    # 29 steps in frames of 10, all of which have 4 tokens or more to come.
+    assert cuda.calls.count("record") == 3 and cuda.calls.count("replay") == 29
+    cuda.calls.clear()
+    stop = {answer.ids[5] for answer in plain[:4]}
+    ends = tiny.decode(read, cells, max_new_tokens=30, stop_ids=stop, cuda_graph=False)
+    assert [a.ids for a in tiny.decode(read, cells, max_new_tokens=30, stop_ids=stop)] == [a.ids for a in ends]
+
+
+def test_a_step_that_cannot_be_recorded_runs_without_and_says_why(tiny, read, cuda, monkeypatch, capsys):
+    run, calls = FixedStep._run, []
+
+    def fail(self):
+        calls.append(1)
+        if len(calls) == 2:  # the first run is the warm-up
+            raise RuntimeError("this kernel waits for the host\nand more")
+        return run(self)
+
+    monkeypatch.setattr(FixedStep, "_run", fail)
+    cells = cells_of(tiny, read, "plain")
+    plain = tiny.decode(read, cells, max_new_tokens=12, stop_ids=(), cuda_graph=False)
+    same = tiny.decode(read, cells, max_new_tokens=12, stop_ids=())
+    assert [a.ids for a in same] == [a.ids for a in plain]
+    said = capsys.readouterr().err
+    assert said == "decoding goes on without a CUDA graph: this kernel waits for the host\n"
+    assert cuda.calls.count("set_stream") == 1
+    tiny.decode(read, cells, max_new_tokens=12, stop_ids=())  # tried once for a model
+    assert capsys.readouterr().err == "" and cuda.calls.count("record") == 1

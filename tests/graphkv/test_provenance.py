@@ -48,6 +48,15 @@ def test_records_of_another_version_are_refused_unless_forced(configs, tmp_path,
     assert grid.run(configs[1:]) == 0  # alone it can be shown
 
 
+def test_another_version_is_refused_before_more_is_done(configs, tmp_path, capsys):
+    assert grid.run(configs[1:]) == 0
+    rewritten(tmp_path, packages={**describe_code()["packages"], "torch": "1.9"})
+    before = {path: path.read_text() for path in tmp_path.rglob("records*.jsonl")}
+    with pytest.raises(UserError, match="1 by torch 1.9"):
+        grid.run(configs)
+    assert {path: path.read_text() for path in tmp_path.rglob("records*.jsonl") if path.stat().st_size} == before
+
+
 def test_other_commits_are_said_and_unknown_versions_let_in(configs, tmp_path, capsys):
     assert grid.run(configs) == 0
     rewritten(tmp_path, git_commit="0123456789", git_dirty=True, packages={})

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import scorers
+from eval.errors import UserError
 from graphkv.config import cell_settings
 from scorers import ALL_QUERIES, Needs
 
@@ -64,8 +65,11 @@ def test_a_scorer_that_fails_fails_its_own_cells(tiny, monkeypatch):
     prompt = tiny.prefill(TEXT, window=0, cells=[bad, good])
     assert len(tiny.cut(prompt, good).kept) == len(prompt.layers)
     for _ in range(2):
-        with pytest.raises(RuntimeError, match="no such luck"):
+        with pytest.raises(RuntimeError, match="no such luck") as raised:
             tiny.cut(prompt, bad)
+        # What is remembered holds no frames, whose tensors would stay as long as the prompt.
+        (remembered,) = prompt.scoring.failures.values()
+        assert remembered is not raised.value and remembered.__traceback__ is None
 
 
 def test_scores_that_are_not_finite_are_refused(tiny, monkeypatch):
@@ -84,3 +88,16 @@ def test_the_time_of_scoring_is_selections_and_counted_once(tiny):
     assert spent > 0
     assert tiny.cut(prompt, first).seconds > spent
     assert not prompt.scoring.seconds
+
+
+def test_what_is_asked_for_beside_cells_stays(tiny):
+    prompt = tiny.prefill(TEXT, cells=[cell_settings("h2o", 64)], window=8, needs=Needs(queries=40, mass=True))
+    assert all(view.queries.shape[1] == 40 and view.mass is not None for view in prompt.layers)
+
+
+def test_eviction_in_decode_needs_the_mass_that_was_freed(tiny):
+    settings = cell_settings("h2o", 64)
+    prompt = tiny.prefill(TEXT, cells=[settings])
+    cell = tiny.cut(prompt, settings)
+    with pytest.raises(UserError, match="h2o goes on from the attention mass"):
+        tiny.decode(prompt, [cell], max_new_tokens=4, evict_every=2)

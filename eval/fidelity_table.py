@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +28,7 @@ BASE = "snapkv"
 
 _ZERO = 1e-6  # nats: below, a cell is the full cache but for rounding, and has no place on a logarithmic axis
 _MARKERS = "osD^vPX*<>hp"
+_MOST_LINES = 14  # more cannot be told apart
 
 
 @dataclass(frozen=True)
@@ -311,15 +313,18 @@ def write(result: ModelResults, path_stem: Path) -> tuple[list[FidelityRow], lis
 
 @matplotlib.rc_context(RC)
 def figure(rows: Sequence[FidelityRow], caption: str) -> Figure:
-    """Divergence against kept tokens, a line a method; with one budget a row of points, best first."""
+    """Divergence against kept tokens, a line a method; of many methods, or one budget, a row of points, best first."""
     shown = [row for row in rows if row.kl is not None and row.cell["scorer"]["name"] != "full"]
     series = list(dict.fromkeys(row.series for row in shown))
-    several = len({row.cell["budget"] for row in shown}) > 1
-    height = 1.2 + 0.2 * (len(series) if not several else max(12, len(series)))
-    figure = Figure(figsize=(7, height + 0.6), layout="constrained")
-    ax = figure.subplots()
-    (_lines if several else _points)(ax, shown, series)
-    figure.supxlabel("\n".join(textwrap.wrap(caption, 130)), fontsize=7, color="0.25")
+    budgets = sorted({row.cell["budget"] for row in shown})
+    if len(budgets) > 1 and len(series) <= _MOST_LINES:
+        figure = Figure(figsize=(7, 4.2), layout="constrained")
+        _lines(figure.subplots(), shown, series)
+    else:
+        figure = Figure(figsize=(4 + 2.6 * len(budgets), 1.4 + 0.17 * len(series)), layout="constrained")
+        _points(figure.subplots(1, len(budgets), sharey=True, squeeze=False)[0], shown, budgets)
+    width = int(18 * figure.get_figwidth())
+    figure.supxlabel("\n".join(textwrap.wrap(caption, width)), fontsize=7, color="0.25")
     return figure
 
 
@@ -336,20 +341,43 @@ def _lines(ax: Axes, rows: Sequence[FidelityRow], series: Sequence[str]) -> None
         dashed = "--" if "GraphKV" in name else "-"
         ax.errorbar(x, y, yerr=[low, high], color=colors[number % 20], ls=dashed, label=name, **style)
     ax.set(xscale="log", yscale="log", xlabel="kept tokens a layer", ylabel="KL to the full cache (nats)")
-    budgets = sorted({round(row.kept) for row in rows})
-    ax.set_xticks(budgets, [str(budget) for budget in budgets], minor=False)
+    whole = sorted({row.cell["budget"] for row in rows if isinstance(row.cell["budget"], int)})
+    ticks = whole or sorted({round(row.kept) for row in rows})
+    ax.set_xticks(ticks, [str(tick) for tick in ticks], minor=False)
     ax.minorticks_off()
     ax.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=6.5)
 
 
-def _points(ax: Axes, rows: Sequence[FidelityRow], series: Sequence[str]) -> None:
-    own = sorted(rows, key=lambda row: -row.kl.difference)
-    for y, row in enumerate(own):
-        mean = max(_ZERO, row.kl.difference)
-        if row.kl.low is not None:
-            ax.plot([max(_ZERO, row.kl.low), row.kl.high], [y, y], color="0.6", lw=1, zorder=1)
-        graph = row.cell["graphkv"] is not None
-        ax.plot(mean, y, marker="s" if graph else "o", color="#b35806" if graph else "#2c5aa0", ms=4.5, zorder=2)
-    ax.set_yticks(range(len(own)), [row.name for row in own])
-    ax.set(xscale="log", xlabel="KL to the full cache (nats)", ylim=(-0.7, len(own) - 0.3))
-    ax.grid(axis="x", lw=0.3, color="0.85")
+def _points(panels: Sequence[Axes], rows: Sequence[FidelityRow], budgets: Sequence[int | float]) -> None:
+    """A panel a budget and a line a method, the one with the smallest mean over its budgets on top."""
+    of_series: dict[str, list[FidelityRow]] = {}
+    for row in rows:
+        of_series.setdefault(row.series, []).append(row)
+    # A method with fewer budgets is placed by those that it has, relative to all methods there.
+    middle = {budget: _log_mean([row for row in rows if row.cell["budget"] == budget]) for budget in budgets}
+    height = {
+        name: sum(math.log(_positive(row)) - middle[row.cell["budget"]] for row in own) / len(own)
+        for name, own in of_series.items()
+    }
+    names = sorted(of_series, key=height.get, reverse=True)
+    for ax, budget in zip(panels, budgets, strict=True):
+        for row in (row for row in rows if row.cell["budget"] == budget):
+            y, graph = names.index(row.series), row.cell["graphkv"] is not None
+            if row.kl.low is not None:
+                ax.plot([max(_ZERO, row.kl.low), row.kl.high], [y, y], color="0.6", lw=1, zorder=1)
+            marker, color = ("s", "#b35806") if graph else ("o", "#2c5aa0")
+            ax.plot(_positive(row), y, marker=marker, color=color, ms=4.5, zorder=2)
+        ax.set(xscale="log", ylim=(-0.7, len(names) - 0.3))
+        ax.set_title(f"{budget} tokens" if isinstance(budget, int) else f"{budget:.4g} of the prompt")
+        ax.grid(axis="x", lw=0.3, color="0.85")
+        ax.grid(axis="y", lw=0.2, color="0.92")
+    panels[0].set_yticks(range(len(names)), names, fontsize=7)
+    panels[len(panels) // 2].set_xlabel("KL to the full cache (nats); squares: with GraphKV")
+
+
+def _positive(row: FidelityRow) -> float:
+    return max(_ZERO, row.kl.difference)
+
+
+def _log_mean(rows: Sequence[FidelityRow]) -> float:
+    return sum(math.log(_positive(row)) for row in rows) / len(rows)

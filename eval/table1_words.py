@@ -62,6 +62,7 @@ USUAL: Mapping[str, Mapping[str, Any]] = {
     "knorm": {"window": 0, "sinks": 0},
     "snapkv": _WINDOWED,
     "pyramidkv": {**_WINDOWED, "beta": 20, "schedule": "official"},
+    "spankv": {"widths": [1, 31], "mix": "fixed"},
 }
 """Options that a row's name leaves out: those of the paper's code base (`group` is ours, it has no KV heads)."""
 
@@ -77,7 +78,7 @@ def name(cell: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) -> str:
     parts = {
         option: value
         for option, value in scorer.items()
-        if (value != usual[option] if option in usual else _varies(option, siblings))
+        if (_json(value) != usual[option] if option in usual else _varies(option, siblings))
     }
     if scorer["name"] != "full":
         parts |= varying_settings(cell, cells)
@@ -87,6 +88,11 @@ def name(cell: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) -> str:
     graphs = [other["graphkv"] for other in cells if other["graphkv"] is not None]
     changed = {option: value for option, value in cell["graphkv"].items() if _varies(option, graphs)}
     return f"{name}+GraphKV{bracketed(changed)}"
+
+
+def _json(value: Any) -> Any:
+    """A value as it comes back from JSON."""
+    return list(value) if isinstance(value, tuple) else value
 
 
 def varying_settings(cell: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

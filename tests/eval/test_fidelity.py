@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -251,3 +252,20 @@ def test_the_figure_has_every_method_and_no_full_cache(names):
         assert ax.get_xlabel() == "kept tokens a layer" and ax.get_yscale() == "log"
     else:
         assert {text.get_text() for text in ax.get_yticklabels()} == {"SnapKV", "H2O"}
+
+
+def test_many_methods_get_a_panel_a_budget_and_a_line_each():
+    rows = [row for row in fidelity_table.build(results(DIVERGENCE, KINDS)) if row.kl is not None]
+    many = [replace(row, series=f"{row.series} {number}") for number in range(9) for row in rows]
+    figure = fidelity_table.figure(many, "caption")
+    panels = figure.axes
+    assert [ax.get_title() for ax in panels] == ["64 tokens", "128 tokens"]
+    names = [label.get_text() for label in panels[0].get_yticklabels()]
+    shown = [row for row in many if row.cell["scorer"]["name"] != "full"]
+    assert sorted(names) == sorted({row.series for row in shown})
+    for ax, budget in zip(panels, (64, 128), strict=True):
+        points = {
+            names[round(line.get_ydata()[0])]: line.get_xdata()[0] for line in ax.lines if len(line.get_xdata()) == 1
+        }
+        assert points == {row.series: row.kl.difference for row in shown if row.cell["budget"] == budget}
+    assert names.index("H2O 0") < names.index("SnapKV 0")  # worse by 0.3 on each prompt, so below

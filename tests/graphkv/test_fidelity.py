@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch.nn import functional
 from eval.errors import UserError
 from eval.samples import Encoded, Sample
 from graphkv import fidelity, grid
-from graphkv.config import CONF, cell_settings, parse
+from graphkv.config import CONF, DecodeConfig, cell_settings, parse
 from graphkv.measures import Context
 
 
@@ -28,7 +29,7 @@ class Task:
 def context(engine, prompt, **encoded) -> Context:
     """A sample of 12 tokens to come."""
     sample = Sample("s", "t", "", ("",), 12)
-    return Context(engine, None, Task(), sample, Encoded(prompt.ids, prompt.n, **encoded), prompt)
+    return Context(engine, SimpleNamespace(decode=DecodeConfig()), Task(), sample, Encoded(prompt.ids, prompt.n, **encoded), prompt)
 
 
 def composed(*overrides: str):

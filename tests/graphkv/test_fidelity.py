@@ -29,7 +29,8 @@ class Task:
 def context(engine, prompt, **encoded) -> Context:
     """A sample of 12 tokens to come."""
     sample = Sample("s", "t", "", ("",), 12)
-    return Context(engine, SimpleNamespace(decode=DecodeConfig()), Task(), sample, Encoded(prompt.ids, prompt.n, **encoded), prompt)
+    config, encoding = SimpleNamespace(decode=DecodeConfig()), Encoded(prompt.ids, prompt.n, **encoded)
+    return Context(engine, config, Task(), sample, encoding, prompt)
 
 
 def composed(*overrides: str):

@@ -97,7 +97,8 @@ echo "SLURM $(sbatch --version | cut -d' ' -f2) runs on the loopback interface"
 # --- the sweeps ----------------------------------------------------------------------------------------------------
 
 case $MODEL in
-    tiny) LENGTHS='[600,900]' DEPTHS=$(seq -s, 0 1 59) ;;
+    # Long enough that a shard still runs when SLURM has made up its mind to kill it, some seconds after the requeue.
+    tiny) LENGTHS='[600,700,800,900]' DEPTHS=$(seq -s, 0 1 99) ;;
     smollm2) LENGTHS='[500]' DEPTHS=$(seq -s, 0 5 95) ;;
     *) fail "the model must be tiny or smollm2, not $MODEL" ;;
 esac

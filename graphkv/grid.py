@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 
 from eval.errors import UserError
 from eval.samples import Encoded, Sample
-from graphkv import interrupts, memory
+from graphkv import memory
 from graphkv.config import RunConfig, parse
 from graphkv.engine import Cell, Engine
 from graphkv.fidelity import fidelity
@@ -42,8 +42,7 @@ def main(configs: Sequence[DictConfig]) -> None:
 def end(work: Callable[[], int]) -> None:
     """Do `work`, which returns the number of results that are missing, and turn its outcome into an exit code."""
     try:
-        with interrupts.noticed():
-            missing = work()
+        missing = work()
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
@@ -153,7 +152,6 @@ def run_group(group: Group) -> bool:
                     if group.config.on_error == "stop":
                         return False
             progress.step(sample.id)
-            interrupts.check()
         print(runner.wall.describe(progress.elapsed), file=sys.stderr)
     return True
 

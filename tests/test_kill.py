@@ -19,7 +19,7 @@ from processes import Command, finish
 
 from scripts.drill_kill import compare, drill, records
 
-SAMPLES = 40
+SAMPLES = 16
 SWEEP = [
     *("-m", "model=tiny", "scorer=snapkv", "+graphkv=on,off", "budget=64", "task.max_new_tokens=6"),
     "task.lengths=[400,500]",

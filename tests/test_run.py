@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
-import time
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -178,27 +174,6 @@ def test_a_failing_sample_is_recorded_and_the_rest_goes_on(tmp_path, monkeypatch
     assert "3 samples to do" in capsys.readouterr().err
     (records,) = records_in(tmp_path).values()
     assert [record["status"] for record in records.values()] == ["ok"] * 6
-
-
-def test_ctrl_c_that_a_library_drops_stops_after_the_sample(run, tmp_path, monkeypatch):
-    decode, calls = Engine.decode, []
-
-    def drop(self, *arguments, **options):
-        calls.append(1)
-        if len(calls) == 2:
-            with suppress(KeyboardInterrupt):
-                os.kill(os.getpid(), signal.SIGINT)
-                time.sleep(5)
-        return decode(self, *arguments, **options)
-
-    monkeypatch.setattr(Engine, "decode", drop)
-    done = run(*TINY, "scorer=snapkv", "budget=64", results=tmp_path)
-    assert done.returncode == 130 and "the same command does the rest" in done.stderr
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    (records,) = records_in(tmp_path).values()
-    assert len(records) == 2
-    again = run(*TINY, "scorer=snapkv", "budget=64", results=tmp_path)
-    assert again.returncode == 0 and "4 samples to do" in again.stderr
 
 
 def test_ctrl_c_keeps_what_was_finished(tmp_path, monkeypatch, capsys):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import runpy
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ def _command(arguments: Sequence[str], log: str) -> None:
     stream = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(stream, 1)
     os.dup2(stream, 2)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs inherit that it is ignored
     sys.argv = ["run.py", *arguments]
     runpy.run_path(str(ROOT / "run.py"), run_name="__main__")
 

@@ -186,10 +186,10 @@ def _rows(
             raise UserError(
                 f"task fidelity: {source}.{name} must be a whole number of at least 1, or null, not {value!r}"
             )
-    # With a longest prompt, which rows are the first ones shows when they are read.
-    partial = partial or per_task is not None or max_tokens is not None
-    inner = longbench.build(mine, tokenizer, profile, **options, partial=partial)
     wanted = min((n for n in (per_task, limit) if n is not None), default=None)
+    # With a longest prompt, which rows are the first ones shows when they are read.
+    partial = partial or wanted is not None or max_tokens is not None
+    inner = longbench.build(mine, tokenizer, profile, **options, partial=partial)
     samples = []
     for task in mine["tasks"]:
         found = 0

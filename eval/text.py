@@ -44,7 +44,7 @@ class TextTask:
     def __init__(
         self, file: Path, question: str | None, tokenizer: PreTrainedTokenizerBase, max_new_tokens: int
     ) -> None:
-        text = _read(file)
+        text = read(file, f"the text {str(file)!r}")
         self._tokenizer = tokenizer
         self._templated = question is not None and bool(tokenizer.chat_template)
         if question is not None:
@@ -74,13 +74,14 @@ class TextTask:
         return {}
 
 
-def _read(file: Path) -> str:
+def read(file: Path, name: str) -> str:
+    """The text of a UTF-8 file, stripped; what is wrong with it is a UserError that begins with `name`."""
     try:
         text = file.read_text(encoding="utf-8").strip()
     except OSError as error:
-        raise UserError(f"the text {str(file)!r} cannot be read: {error.strerror}") from None
+        raise UserError(f"{name} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
-        raise UserError(f"the text {str(file)!r} is not UTF-8 (byte {error.start})") from None
+        raise UserError(f"{name} is not UTF-8 (byte {error.start})") from None
     if not text:
-        raise UserError(f"the text {str(file)!r} is empty")
+        raise UserError(f"{name} is empty")
     return text

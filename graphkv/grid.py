@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from omegaconf import DictConfig
 
-from eval.errors import UserError
+from eval.errors import UserError, without_frames
 from eval.samples import Encoded, Sample
 from graphkv import memory
 from graphkv.config import RunConfig, parse
@@ -265,7 +265,7 @@ class Runner:
             return list(MEASURES[context.task.measure](context, cells))
         except Exception as error:
             if len(cells) == 1 or not memory.ran_out(error):
-                return [memory.without_frames(error)] * len(cells)
+                return [without_frames(error)] * len(cells)
         # Outside of the handler, whose traceback holds the tensors of the failed batch.
         if context.prefill.device.type == "cuda":
             torch.cuda.empty_cache()

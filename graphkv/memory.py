@@ -52,9 +52,3 @@ def ran_out(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error)
-
-
-def without_frames(error: Exception) -> Exception:
-    """The error alone: the frames of its traceback, and of what it followed, hold the tensors that they worked with."""
-    error.__context__ = error.__cause__ = None
-    return error.with_traceback(None)

@@ -12,7 +12,7 @@ from operator import or_
 import torch
 from torch import Tensor
 
-from eval.errors import UserError
+from eval.errors import UserError, without_frames
 from graphkv import budgets
 from graphkv.config import CellSettings
 from graphkv.prefill import Prefill, Scoring, synchronize
@@ -106,9 +106,7 @@ class WhileReading:
                     raise ValueError(f"{scorer} gave a score that is not finite")
                 done.scores.setdefault(key, []).append(scores)
             except Exception as error:
-                # Its frames hold tensors of the layer, and every cell of this scorer raises it.
-                error.__context__ = error.__cause__ = None
-                done.failures[key] = error.with_traceback(None)
+                done.failures[key] = without_frames(error)  # every cell of this scorer raises it
                 done.scores.pop(key, None)
             done.seconds[key] = done.seconds.get(key, 0.0) + time.perf_counter() - begin
         tail = view.queries[:, max(0, view.queries.shape[1] - self.later.queries) :]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from eval import needle
 from eval.errors import UserError
+from eval.text import read as read_text
 from graphkv.config import CellSettings
 from graphkv.engine import Engine
 from graphkv.models import ModelInfo
@@ -59,7 +60,7 @@ class TextOptions:
         if self.text is None and self.question is None:
             task = needle.build({"lengths": [tokens], "depths": [50]}, info.tokenizer)
             return task.encode(task.samples[0]).ids
-        text = needle.read_haystack() if self.text is None else _read(Path(self.text))
+        text = needle.read_haystack() if self.text is None else read_text(Path(self.text), f"study.text={self.text}")
         return _cut(info.tokenizer, text, self.question, tokens)
 
 
@@ -85,18 +86,6 @@ def read(engine: Engine, ids: Sequence[int], cells: Sequence[CellSettings], chun
     needs = reduce(or_, (cell.needs for cell in cells))
     prefill = engine.prefill(ids, window=0, needs=needs, chunk=chunk)
     return engine.look_ahead(prefill, _ANSWER) if needs.answer else prefill
-
-
-def _read(file: Path) -> str:
-    try:
-        text = file.read_text(encoding="utf-8").strip()
-    except OSError as error:
-        raise UserError(f"study.text={file} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"study.text={file} is not UTF-8 (byte {error.start})") from error
-    if not text:
-        raise UserError(f"study.text={file} is empty")
-    return text
 
 
 def _cut(tokenizer, text: str, question: str | None, tokens: int) -> tuple[int, ...]:

@@ -93,6 +93,8 @@ def test_longbench_rows_are_the_first_that_are_short_enough(tmp_path):
     some = built(prompts=["longbench"], longbench={**here, "per_task": 2, "max_tokens": max(sizes[1:])})
     assert [sample.id for sample in some.samples] == [sample.id for sample in every.samples[1:3]]
     assert {sample.task for sample in some.samples} == set(some.identity) == {"longbench-qasper"}
+    limited = built(limit=3, prompts=["longbench"], longbench=here)  # a limit accepts files that lack rows
+    assert [sample.id for sample in limited.samples] == [sample.id for sample in every.samples[:3]]
     with pytest.raises(UserError, match="qasper has no prompt of at most 9 tokens"):
         built(prompts=["longbench"], longbench={**here, "max_tokens": 9})
     for wrong in (0, "two", True):

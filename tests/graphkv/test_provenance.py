@@ -62,6 +62,8 @@ def test_other_commits_are_said_and_unknown_versions_let_in(configs, tmp_path, c
     rewritten(tmp_path, git_commit="0123456789", git_dirty=True, packages={})
     assert grid.run(configs) == 0
     assert "0123456+ (1)" in capsys.readouterr().err
+    assert grid.run([*configs, replace(configs[0], cell=cell_settings("snapkv", 80))]) == 0
+    assert capsys.readouterr().err.count("several commits") == 1  # once, though versions are checked twice
 
 
 def test_packages_that_do_not_matter_may_differ(configs, tmp_path):
